@@ -6,24 +6,21 @@ import pytest
 
 from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.domain.engines import links
-from planaria_coordinator.domain.engines.links import Edge
-from planaria_coordinator.domain.job import signals
+from planaria_coordinator.domain.engines.links import Choice, Edge
+from planaria_coordinator.domain.job import cordons, signals
 from planaria_coordinator.domain.job.signals import Signal
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery import broken_links, handover, lost_engines, overdue
 from planaria_worker.engine.recovery import stalled_messages
-from unit.coordinator.engines import test_liar_search, test_links
+from unit.coordinator.engines import test_links
 from unit.coordinator.recovery import test_broken_links
 from unit.engine.recovery import test_stalled_messages
 from unit.guards.guard import guard, swap
-
-LIARS = test_liar_search.test_whatever_one_engine_says_of_its_peers_nobody_else_is_stopped
 
 
 @guard(
     "the word of one engine stops no other",
     test_broken_links.test_who_accuses_all_others_is_left_out_itself,
-    test_broken_links.test_a_single_broken_link_costs_one_of_its_ends,
-    LIARS,
 )
 def believe_anybody(patch: pytest.MonkeyPatch) -> None:
     swap(patch, broken_links._looks_ended, lambda run, engine_id: True)
@@ -39,6 +36,30 @@ def believe_the_majority(patch: pytest.MonkeyPatch) -> None:
         return sum(link.peer_engine_id == engine_id for link in failed) > 1
 
     swap(patch, links.looks_ended, looks_ended)
+
+
+@guard(
+    "what only others saw is no strike",
+    test_broken_links.test_whom_others_saw_end_is_never_refused_for_it,
+)
+def strike_whom_others_saw_end(patch: pytest.MonkeyPatch) -> None:
+    leave_out = broken_links.leave_out
+
+    def leave_out_and_strike(turn: Turn, choice: Choice) -> None:
+        leave_out(turn, choice)
+        for node_id in choice.nodes:
+            lost_engines._strike(turn, node_id, "", choice.reason)
+
+    patch.setattr(broken_links, "leave_out", leave_out_and_strike)
+
+
+@guard(
+    "a node joins again when it is known what ailed it",
+    test_broken_links.test_whose_agent_says_that_it_ended_joins_again_at_once,
+    test_broken_links.test_a_lost_node_may_join_as_soon_as_it_is_back,
+)
+def leave_out_whoever_is_known_to_have_ended(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, cordons.fault_found, lambda turn, node_id: None)
 
 
 @guard(
@@ -80,9 +101,8 @@ def park_everybody_for_a_broken_link(patch: pytest.MonkeyPatch) -> None:
 
 
 @guard(
-    "one word does not end the only replica of a layer",
-    test_broken_links.test_one_word_does_not_end_the_only_replica_of_a_layer,
-    LIARS,
+    "what others say does not end the only replica of a layer",
+    test_broken_links.test_what_others_say_does_not_end_the_only_replica_of_a_layer,
 )
 def believe_one_of_the_last(patch: pytest.MonkeyPatch) -> None:
     swap(patch, lost_engines.is_spare, lambda turn, node_id: True)

@@ -63,14 +63,14 @@ async def test_who_accuses_all_others_is_left_out_itself(failure: LinkFailure) -
     assert "communication_broke" not in world.event_types()
 
 
-async def test_whom_all_accuse_is_lost_at_once() -> None:
+async def test_whom_all_accuse_is_left_out_at_once() -> None:
     world = await running_world(6)
     accused = world.engine_on("n3").id
     for node_id in others(world, "n3"):
         say(world, node_id, ["n3"])
     await world.settle()
     assert accused not in world.run.engines
-    assert left_out(world) == []
+    assert left_out(world) == ["n3"]
     await world.advance(3)
     assert (await world.job()).state is JobState.RUNNING
 
@@ -145,6 +145,55 @@ async def test_a_process_that_ended_is_believed_of_its_agent() -> None:
     assert (await world.job()).state is JobState.RUNNING
 
 
+async def test_whom_others_saw_end_is_never_refused_for_it() -> None:
+    """Its agent has not said so: it may have been the network. Guard: it is no strike."""
+    world = await running_world(6)
+    for pause in (30, 60, 120, 240):
+        for node_id in others(world, "n3"):
+            say(world, node_id, ["n3"])
+        await world.settle()
+        assert world.run.left_out.keys() == {"n3"}
+        await world.advance(pause + 1)
+        await world.train(3)
+        assert len(world.members()) == 6
+    assert not world.run.refused
+
+
+async def test_whose_agent_says_that_it_ended_joins_again_at_once() -> None:
+    """Others saw it first. Guard: `_note_own_end`; and a process that ends again and again."""
+    world = await running_world(6)
+    for times in (1, 2, 3):
+        dead = world.engine_on("n3").id
+        world.hold("stop", "n3")
+        for node_id in others(world, "n3"):
+            say(world, node_id, ["n3"])
+        await world.settle()
+        assert world.run.left_out.keys() == {"n3"}
+        world.agents["n3"].lose_engine(dead)
+        await world.settle()
+        assert not world.run.left_out
+        assert len(world.run.failure_times["n3"]) == times
+        assert ("n3" in world.run.refused) is (times == 3)
+        await world.advance(1)
+        await world.train(3)
+        assert len(world.members()) == (5 if times == 3 else 6)
+
+
+async def test_a_lost_node_may_join_as_soon_as_it_is_back() -> None:
+    """It is known what ailed it: no broken link. Guard: `fault_found`."""
+    world = await running_world(6)
+    world.hold("stop", "n3")
+    for node_id in others(world, "n3"):
+        say(world, node_id, ["n3"])
+    await world.settle()
+    await world.kill_node("n3")
+    await world.advance(1)
+    assert not world.run.left_out
+    await world.add_node("n3")
+    await world.train(3)
+    assert len(world.members()) == 6
+
+
 async def test_a_node_that_was_left_out_joins_again_later() -> None:
     world = await running_world(6)
     say(world, "n3", others(world, "n3"), STALLED)
@@ -190,13 +239,17 @@ async def test_a_job_that_cannot_do_without_waits_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("failure", [ENDED, REFUSED])
-async def test_one_word_does_not_end_the_only_replica_of_a_layer(failure: LinkFailure) -> None:
-    """Nobody else can see the accused: whether it has ended, its agent says. Guard: `is_spare`."""
+@pytest.mark.parametrize("accusers", [("n0",), ("n0", "n2")])
+async def test_what_others_say_does_not_end_the_only_replica_of_a_layer(
+    failure: LinkFailure, accusers: tuple[str, ...]
+) -> None:
+    """Whether the accused has ended, its agent says. Guard: `is_spare`."""
     world = await running_world(
-        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+        3, resources={"min_nodes_per_pipeline": 3}, resilience={"fault_tolerance": 0}
     )
     before = set(world.engines())
-    say(world, "n0", ["n1"], failure)
+    for node_id in accusers:
+        say(world, node_id, ["n1"], failure)
     await world.advance(5)
     assert set(world.engines()) == before
     assert (await world.job()).state is JobState.RUNNING

@@ -7,7 +7,7 @@ the pause is twice as long, until the node has served for ten pauses.
 from collections.abc import Collection
 from dataclasses import replace
 
-from planaria_coordinator.domain.job.job_run import Cordon
+from planaria_coordinator.domain.job.job_run import Cordon, JobRun
 from planaria_coordinator.domain.job.turn import Turn
 
 LONGEST_PAUSE_SECONDS = 3600.0
@@ -15,12 +15,8 @@ _FORGIVEN_AFTER_PAUSES = 10.0
 
 
 def cordon(turn: Turn, node_id: str, reason: str, peers: Collection[str]) -> None:
-    """Do without a node for a while; the caller stops its engines.
-
-    Whom only this node could not reach may join again: it was not their fault.
-    """
-    cleared = {n for n, c in turn.run.cordoned.items() if c.peers == (node_id,)}
-    _lift(turn, cleared & turn.run.left_out.keys())
+    """Do without a node for a while; the caller stops its engines."""
+    _lift(turn, _excused(turn.run, {*turn.run.left_out, node_id}))
     now, before = turn.now.seconds, turn.run.cordoned.get(node_id)
     pause_seconds = turn.limits.cordon_seconds
     if before is not None:
@@ -41,6 +37,17 @@ def cordon(turn: Turn, node_id: str, reason: str, peers: Collection[str]) -> Non
         node_id=node_id,
         pause_seconds=pause_seconds,
     )
+
+
+def fault_found(turn: Turn, node_id: str) -> None:
+    """Let a node join again, since it is known what ailed it, and those left out because of it."""
+    _lift(turn, _excused(turn.run, {node_id}) | ({node_id} & turn.run.left_out.keys()))
+
+
+def _excused(run: JobRun, at_fault: Collection[str]) -> set[str]:
+    """Return nodes that are left out and that only those at fault could not reach."""
+    out = ((node_id, run.cordoned[node_id]) for node_id in run.left_out)
+    return {node_id for node_id, c in out if c.peers and set(c.peers).issubset(at_fault)}
 
 
 def cordons_overdue(turn: Turn) -> None:

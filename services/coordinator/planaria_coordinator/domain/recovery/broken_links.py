@@ -20,23 +20,23 @@ from planaria_coordinator.domain.engines.links import (
 )
 from planaria_coordinator.domain.job.cordons import cordon
 from planaria_coordinator.domain.job.job_run import Disturbance, JobRun
-from planaria_coordinator.domain.job.signals import EngineLost, LinkFailed
+from planaria_coordinator.domain.job.signals import LinkFailed
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.peers import holds_every_layer
 from planaria_coordinator.domain.placement.replicas import (
     layers_of_version,
     layers_without_replica,
 )
-from planaria_coordinator.domain.recovery.lost_engines import engine_lost, is_spare, note_loss
+from planaria_coordinator.domain.recovery.lost_engines import is_spare, note_loss
 
 _UNREACHABLE_LATELY_SECONDS = 10.0
 
 
 def link_failed(turn: Turn, signal: LinkFailed) -> None:
-    """Note what an engine says; believe at once what enough of them say.
+    """Note what an engine says; do at once without a node of which enough of them say it.
 
-    Not of an engine that would take the only replica of a layer with it: its agent says whether
-    its process has ended.
+    Not without one that would take the only replica of a layer with it: its agent says whether
+    its process has ended. If it has, the node may join again at once.
     """
     run = turn.run
     if signal.engine_id not in run.engines or signal.peer_engine_id not in run.engines:
@@ -51,14 +51,9 @@ def link_failed(turn: Turn, signal: LinkFailed) -> None:
     turn.note_run(failed_links=(*_without(run.failed_links, link), link))
     if not _matters(run, link):
         return
-    if _looks_ended(turn.run, link.peer_engine_id) and is_spare(turn, node_of(link.peer_engine_id)):
-        lost = EngineLost(
-            engine_id=link.peer_engine_id,
-            fault_time=signal.fault_time,
-            reason=link.words,
-            process_ended=False,
-        )
-        engine_lost(turn, lost)
+    accused = node_of(link.peer_engine_id)
+    if _looks_ended(turn.run, link.peer_engine_id) and is_spare(turn, accused):
+        leave_out(turn, Choice(nodes=(accused,), is_possible=True, reason=link.words))
     elif run.trains:
         _wait_for_others(turn, link, signal.fault_time)
 

@@ -15,6 +15,7 @@ from planaria_coordinator.domain.engines.preparing import (
     note_failure,
     prepare_failed,
 )
+from planaria_coordinator.domain.job.cordons import fault_found
 from planaria_coordinator.domain.job.signals import (
     EngineLost,
     NodeLost,
@@ -71,6 +72,7 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
     engine_id = signal.engine_id
     if engine_id in turn.run.stopping and signal.process_ended:
         turn.forget_stopping(engine_id)
+        _note_own_end(turn, engine_id, signal.reason)
         return
     if engine_id in turn.run.absent and signal.process_ended:
         forget_holders(turn, [engine_id])
@@ -92,6 +94,14 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
     _strike(turn, engine.node_id, engine_id, signal.reason)
     reason = f"{engine_id} is lost ({signal.reason})"
     note_loss(turn, _gone_since(turn, before), reason, fault_time=signal.fault_time)
+
+
+def _note_own_end(turn: Turn, engine_id: str, reason: str) -> None:
+    """An engine that was left out had ended before it was told to: it was no broken link."""
+    node_id = node_of(engine_id)
+    if node_id in turn.run.left_out:
+        fault_found(turn, node_id)
+        _strike(turn, node_id, engine_id, reason)
 
 
 def _gone_since(turn: Turn, before: Iterable[str]) -> list[str]:
