@@ -310,6 +310,43 @@ async def test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out
     assert len(world.members()) == 5
 
 
+async def test_a_link_that_no_step_uses_disturbs_nobody() -> None:
+    """Neither a pipeline nor a sum goes over it. Guard: `_matters`."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    generation = world.run.generation
+    say(world, "n0", ["n3"], STALLED)
+    say(world, "n3", ["n0"])
+    await world.advance(3)
+    assert left_out(world) == []
+    assert world.run.generation == generation
+    await world.train(2)
+    assert len(world.members()) == 4
+
+
+async def test_once_one_link_is_given_up_all_count() -> None:
+    """The others show which end it is, though their time is not over."""
+    world = await running_world(6)
+    say(world, "n3", ["n0"])
+    await world.settle()
+    world.clock.advance(0.2)
+    say(world, "n3", ["n1", "n2"])
+    await world.settle()
+    await world.advance(0.1, tick_seconds=0.1)
+    assert left_out(world) == ["n3"]
+
+
+async def test_links_that_are_well_again_cost_nobody() -> None:
+    """Peers that were unreachable lately show which end of a failed link it is, and no more."""
+    world = await running_world(6)
+    say(world, "n5", ["n4"], UNREACHABLE)
+    say(world, "n0", ["n2"], UNREACHABLE)
+    say(world, "n4", ["n3"], UNREACHABLE)
+    say(world, "n1", ["n3"], STALLED)
+    await world.advance(2)
+    assert left_out(world) == ["n3"]
+    assert len(world.engines()) == 5
+
+
 async def test_links_are_whole_after_a_commit() -> None:
     world = await running_world(6)
     say(world, "n1", ["n3"], UNREACHABLE)

@@ -50,9 +50,19 @@ class FailedLink:
     """On the monotonic clock."""
 
     @property
+    def ends(self) -> tuple[str, str]:
+        """The engines."""
+        return self.engine_id, self.peer_engine_id
+
+    @property
     def says_process_ended(self) -> bool:
         """Whether it looks from there as if the peer's process had ended."""
         return self.failure in (LinkFailure.ENDED, LinkFailure.REFUSED)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the reporting engine has given the link up."""
+        return self.failure is not LinkFailure.UNREACHABLE
 
     @property
     def words(self) -> str:
@@ -103,7 +113,7 @@ def looks_ended(
 
 def edge_of(link: FailedLink) -> Edge:
     """Return the nodes at the ends of a link."""
-    return frozenset((node_of(link.engine_id), node_of(link.peer_engine_id)))
+    return frozenset(map(node_of, link.ends))
 
 
 def _sharing_an_end(earlier: Iterable[Edge], edges: Iterable[Edge]) -> list[Edge]:

@@ -4,7 +4,8 @@ A report accuses a link. It is believed as a loss only where enough others say t
 stays broken between two engines that live is avoided, by leaving out one of its nodes for a while.
 """
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,7 +23,8 @@ from planaria_coordinator.domain.job.cordons import cordon
 from planaria_coordinator.domain.job.job_run import Disturbance, JobRun
 from planaria_coordinator.domain.job.signals import LinkFailed
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.peers import holds_every_layer
+from planaria_coordinator.domain.placement.peers import holds_every_layer, roles_of
+from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.replicas import (
     layers_of_version,
     layers_without_replica,
@@ -80,50 +82,51 @@ def _wait_for_others(turn: Turn, link: FailedLink, fault_time: datetime) -> None
 
 
 def links_after_commit(run: JobRun) -> tuple[FailedLink, ...]:
-    """Return the links that a commit does not show to be whole: it took part in none of these."""
-    members = run.required_engines
-    return tuple(
-        link
-        for link in run.failed_links
-        if not members.issuperset((link.engine_id, link.peer_engine_id))
-    )
+    """Return the links that a commit does not show to be whole: it was made over none of these.
+
+    A change under way may fail by them; else they are reported again by who needs them.
+    """
+    if not run.failed_links or run.transition is None:
+        return ()
+    used = _in_use(run, run.failed_links, run.placements)
+    return tuple(link for link in run.failed_links if link not in used)
 
 
 def choose_to_leave_out(
-    turn: Turn, *, is_old: bool = True, is_last_try: bool = False
+    turn: Turn,
+    *,
+    is_old: bool = True,
+    is_last_try: bool = False,
+    placements: Iterable[Placement] | None = None,
 ) -> Choice | None:
     """Return the nodes to do without because links failed; None where no link is to blame.
 
-    Peers that were unreachable lately count as well, once some link is known to have failed: they
-    show which of its ends it was.
-
     Args:
         turn: the decision.
-        is_old: count the end of a connection only once there was time to say that a process ended.
-        is_last_try: let unreachable peers count in any case.
+        is_old: count the ends of connections only once there was time to say that a process ended.
+        is_last_try: without any other, count links whose peer was unreachable lately.
+        placements: those whose links count; by default those that may be in force.
     """
     run, now = turn.run, turn.now.seconds
-    latest = now - (turn.limits.disturbance_seconds if is_old else 0.0)
-    failed = [
+    placements = run.placements if placements is None else placements
+    used = _in_use(run, run.failed_links, placements)
+    failed = [link for link in used if link.is_final]
+    lately = [
         link
-        for link in run.failed_links
-        if link.failure is LinkFailure.STALLED
-        or (link.says_process_ended and link.since_seconds <= latest)
+        for link in used
+        if not link.is_final and link.since_seconds > now - _UNREACHABLE_LATELY_SECONDS
     ]
-    if failed or is_last_try:
-        failed += [
-            link
-            for link in run.failed_links
-            if link.failure is LinkFailure.UNREACHABLE
-            and link.since_seconds > now - _UNREACHABLE_LATELY_SECONDS
-        ]
-    edges = {edge_of(link) for link in failed}
-    if not edges:
+    latest = now - (turn.limits.disturbance_seconds if is_old else 0.0)
+    if not any(
+        each.failure is LinkFailure.STALLED or each.since_seconds <= latest for each in failed
+    ):
+        failed = lately if is_last_try else []
+    if not failed:
         return None
     return nodes_to_leave_out(
-        sorted(edges, key=sorted),
+        sorted({edge_of(link) for link in failed}, key=sorted),
         earlier=_earlier_edges(run),
-        preferred=_preferred(run),
+        preferred=_preferred(run, lately),
         goes_without=goes_without(run),
     )
 
@@ -147,7 +150,7 @@ def choose_joining(turn: Turn, reason: str) -> Choice | None:
 def leave_out(turn: Turn, choice: Choice) -> None:
     """Do without some nodes for a while: recover as if their engines were lost."""
     gone = [e.id for e in turn.run.engines.values() if e.node_id in choice.nodes]
-    edges = [edge_of(link) for link in turn.run.failed_links]
+    edges = [edge_of(link) for link in turn.run.failed_links if link.is_final]
     for node_id in choice.nodes:
         peers = {peer for edge in edges if node_id in edge for peer in edge} - {node_id}
         cordon(turn, node_id, choice.reason, peers)
@@ -197,13 +200,28 @@ def _without(links: Collection[FailedLink], link: FailedLink) -> tuple[FailedLin
 
 def _matters(run: JobRun, link: FailedLink) -> bool:
     """Whether steps need the link, and it is more than a suspicion."""
-    ends = link.engine_id, link.peer_engine_id
-    is_final = link.failure is not LinkFailure.UNREACHABLE
-    return is_final and run.required_engines.issuperset(ends)
+    return link.is_final and bool(_in_use(run, [link], run.placements))
+
+
+def _in_use(
+    run: JobRun, links: Collection[FailedLink], placements: Iterable[Placement]
+) -> list[FailedLink]:
+    """Return the links over which engines send to each other in one of some placements."""
+    ends = {engine_id for link in links for engine_id in link.ends}
+    roles = [roles_of(placement, ends, run.requirements) for placement in placements]
+    return [
+        link
+        for link in links
+        if any(
+            mine is not None and others is not None and mine.sends_to(others)
+            for mine, others in (map(found.get, link.ends) for found in roles)
+        )
+    ]
 
 
 def _looks_ended(run: JobRun, engine_id: str) -> bool:
-    return looks_ended(engine_id, run.failed_links, _earlier_edges(run))
+    ends = [link for link in run.failed_links if link.says_process_ended]
+    return looks_ended(engine_id, _in_use(run, ends, run.placements), _earlier_edges(run))
 
 
 def _earlier_edges(run: JobRun) -> list[Edge]:
@@ -212,11 +230,12 @@ def _earlier_edges(run: JobRun) -> list[Edge]:
     return [frozenset((node_id, peer)) for node_id, c in out for peer in c.peers]
 
 
-def _preferred(run: JobRun) -> list[str]:
-    """Return the nodes that are rather left out: joining ones, then those that failed lately.
+def _preferred(run: JobRun, lately: Iterable[FailedLink]) -> list[str]:
+    """Return the nodes that are rather left out than others: the likeliest first.
 
-    First of all those that are out already. Before those that failed are those of which others saw
-    an end and which say nothing, so that nobody is stopped for one that is dead.
+    Those that are out already; those with most peers that were unreachable lately; those that join;
+    those of which others saw an end and which say nothing, so that nobody is stopped for one that
+    is dead; those that failed lately.
     """
     training = {run.engines[e].node_id for e in run.required_engines if e in run.engines}
     joining = sorted(n for n in run.nodes if n not in training)
@@ -224,4 +243,6 @@ def _preferred(run: JobRun) -> list[str]:
     alive = {link.engine_id for link in ends}
     seen = sorted(node_of(e) for e in {link.peer_engine_id for link in ends} - alive)
     failed = sorted(run.failure_times, key=lambda n: run.failure_times[n][-1], reverse=True)
-    return list(dict.fromkeys((*run.left_out, *joining, *seen, *failed, *run.cordoned)))
+    counts = Counter(node_id for edge in set(map(edge_of, lately)) for node_id in edge)
+    named = dict.fromkeys((*joining, *seen, *failed, *run.cordoned, *sorted(counts)))
+    return [*run.left_out, *sorted(named, key=lambda n: -counts[n])]
