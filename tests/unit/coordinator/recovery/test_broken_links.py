@@ -310,6 +310,49 @@ async def test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out
     assert len(world.members()) == 5
 
 
+async def test_nobody_that_trains_makes_way_for_a_node_that_joins() -> None:
+    """Only the new plan needs the link: the present one goes on. Guard: `_choose_to_leave_out`."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    before = set(world.engines())
+    world.hold("stage_plan")
+    await world.add_node("n9", "stage_plan")
+    assert world.phase is Phase.STAGING
+    say(world, "n1", ["n2"], STALLED)
+    await world.train(1)
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    await world.settle()
+    assert left_out(world) == ["n9"]
+    assert world.run.transition is None
+    await world.train(2)
+    assert {engine.id for engine in world.members()} == before
+
+
+async def test_a_joining_node_without_which_the_new_plan_is_none_is_left_out() -> None:
+    """All are parked for it, and the others hold every layer. Guard: `choose_joining`."""
+    world = await running_world(
+        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+    )
+    world.hold("stage_plan")
+    await world.add_node("n9", "stage_plan")
+    world.hold("activate")
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    for agent in world.agents.values():
+        agent.held_kinds.add("activate")
+    await world.train(2)
+    assert world.phase is Phase.ACTIVATING
+    say(world, "n1", ["n9"], STALLED)
+    await world.settle()
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    await world.settle()
+    assert left_out(world) == ["n9"]
+    assert "job_waiting" not in world.event_types()
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+
+
 async def test_a_link_that_no_step_uses_disturbs_nobody() -> None:
     """Neither a pipeline nor a sum goes over it. Guard: `_matters`."""
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})

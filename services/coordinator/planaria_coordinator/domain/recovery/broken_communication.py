@@ -106,8 +106,8 @@ def disturbance_overdue(turn: Turn) -> None:
 def retry(turn: Turn) -> None:
     """Begin the transition again when it failed with everyone alive; after a few times, rest first.
 
-    Where engines say which links failed, a node is left out instead; so is a node that joins, where
-    the others can go on without it.
+    Where engines say which links failed, a node is left out instead; so are nodes that join, where
+    it would be no plan or the last try, and the others can go on without them.
 
     Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
     somebody has died whose loss is reported later. If it was something else, everyone is parked.
@@ -116,19 +116,17 @@ def retry(turn: Turn) -> None:
     if not reason or turn.run.transition is None:
         return
     is_last_try = turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts
+    problem = f"{turn.limits.num_attempts} attempts failed: {reason}" if is_last_try else ""
     choice = choose_to_leave_out(turn, is_last_try=is_last_try)
-    if choice is not None and choice.is_possible:
+    if choice is not None and not choice.is_possible:
+        choice, problem = None, _cannot_go_on_without(choice)
+    if choice is None and problem:
+        choice = choose_joining(turn, problem)
+    if choice is not None:
         leave_out(turn, choice)
-    elif choice is not None:
-        set_back(turn, _cannot_go_on_without(choice))
+    elif problem:
+        set_back(turn, problem)
         open_again(turn, reason)
-    elif is_last_try:
-        joining = choose_joining(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
-        if joining is not None:
-            leave_out(turn, joining)
-        else:
-            set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
-            open_again(turn, reason)
     else:
         transition = turn.transition
         goes_on = (

@@ -138,11 +138,21 @@ def _choose_to_leave_out(turn: Turn) -> Choice | None:
     """Name nodes whose links fail the new plan: parking everybody would not mend them.
 
     Of those that train only with links that stall: the end of a connection may be that of a
-    process, which is reported shortly.
+    process, which is reported shortly. Nobody that trains makes way for nodes that join: where only
+    the new plan needs the links, these are left out.
     """
-    choice = choose_to_leave_out(turn, is_old=False)
-    is_harmless = choice is not None and choice.is_possible and only_joining(turn.run, choice)
-    return choice if is_harmless else choose_to_leave_out(turn)
+    run, history = turn.run, turn.transition.history
+    both = (*run.placements, turn.target)
+    choice = choose_to_leave_out(turn, is_old=False, placements=both)
+    if choice is None or (choice.is_possible and only_joining(run, choice)):
+        return choice
+    joining = tuple(n for n in history.nodes_joined if n in run.nodes)
+    if not joining or not turn.transition.begins_at_commit:
+        return choose_to_leave_out(turn, placements=both)
+    if choose_to_leave_out(turn, is_old=False) is not None:
+        return choose_to_leave_out(turn)
+    reason = f"{', '.join(joining)} cannot join: {choice.reason}"
+    return Choice(nodes=joining, is_possible=True, reason=reason)
 
 
 # -- switching ---------------------------------------------------------------------------------
