@@ -158,11 +158,9 @@ async def test_a_node_whose_loss_is_known_only_when_the_job_waits_is_recorded_as
     lost = [world.agents.pop(node_id) for node_id in ("n0", "n3")]  # a half of either pipeline
     for agent in lost:
         agent.held_kinds.add("prepare")
+        agent.lose_engine(*agent.engines)
         if is_away:
-            agent.lose_engine(*agent.engines)
             agent.disconnect()
-        else:
-            world.tell_peer_lost(*agent.engines)
     await world.settle()
     assert (await world.job()).state is JobState.WAITING
     assert (world.run.transition is None) is is_away
