@@ -88,7 +88,7 @@ def leave_out_whoever_was_named(patch: pytest.MonkeyPatch) -> None:
     test_broken_links.test_a_job_that_cannot_do_without_waits_and_says_why,
 )
 def leave_out_the_last(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, broken_links.goes_without, lambda run: lambda nodes: True)
+    swap(patch, broken_links.goes_without, lambda run, absent_nodes: lambda nodes: True)
 
 
 @guard(

@@ -390,6 +390,28 @@ async def test_links_that_are_well_again_cost_nobody() -> None:
     assert len(world.engines()) == 5
 
 
+@pytest.mark.parametrize("failure", [ENDED, STALLED])
+async def test_if_all_links_fail_at_once_groups_are_built_again_first(failure: LinkFailure) -> None:
+    """Five of six nodes would be left out. Guard: no more than the job is to survive."""
+    world = await running_world(6)
+    before = set(world.engines())
+    for node_id in world.agents:
+        say(world, node_id, others(world, node_id), failure)
+    await world.advance(3)
+    assert left_out(world) == []
+    await world.train(2)
+    assert {engine.id for engine in world.members()} == before
+
+
+async def test_of_two_ends_the_one_is_left_out_of_which_nothing_is_heard() -> None:
+    """What it holds may be gone. Guard: `absent_nodes`."""
+    world = await running_world(2)
+    world.agents["n1"].disconnect()
+    say(world, "n0", ["n1"], STALLED)
+    await world.advance(1.5)
+    assert left_out(world) == ["n1"]
+
+
 async def test_links_are_whole_after_a_commit() -> None:
     world = await running_world(6)
     say(world, "n1", ["n3"], UNREACHABLE)

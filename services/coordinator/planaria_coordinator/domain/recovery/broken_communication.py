@@ -1,5 +1,6 @@
 """Engines that cannot reach each other, or hang, with nobody known to be lost."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -76,19 +77,26 @@ def restart_disturbance(turn: Turn) -> None:
         turn.note_run(disturbance=restarted)
 
 
-def disturbance_overdue(turn: Turn) -> None:
-    """Fence and rebuild: communicators broke, and no engine was reported lost in time."""
+def disturbance_overdue(turn: Turn, absent_nodes: Collection[str]) -> None:
+    """Fence and rebuild: communicators broke, and no engine was reported lost in time.
+
+    Where engines say which links failed, nodes are left out. More than the job is to survive at
+    once would rather be a fault of the whole network: then groups are built again first.
+    """
     disturbance = turn.run.disturbance
     if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
         return
     if not turn.run.trains:
         turn.change(disturbance=None)
         return
-    choice = choose_to_leave_out(turn)
+    choice = choose_to_leave_out(turn, absent_nodes=absent_nodes)
     if choice is not None and choice.is_possible:
-        leave_out(turn, choice)
-        turn.change(disturbance=None)
-        return
+        num_likely = max(1, turn.run.requirements.fault_tolerance)
+        if len(choice.nodes) <= num_likely or turn.run.num_disturbances:
+            leave_out(turn, choice)
+            turn.change(disturbance=None)
+            return
+        choice = None
     turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
     if choice is not None:
         set_back(turn, _cannot_go_on_without(choice))
@@ -119,7 +127,7 @@ def retry(turn: Turn) -> None:
     problem = f"{turn.limits.num_attempts} attempts failed: {reason}" if is_last_try else ""
     choice = choose_to_leave_out(turn, is_last_try=is_last_try)
     if choice is not None and not choice.is_possible:
-        choice, problem = None, _cannot_go_on_without(choice)
+        problem, choice = _cannot_go_on_without(choice), None
     if choice is None and problem:
         choice = choose_joining(turn, problem)
     if choice is not None:

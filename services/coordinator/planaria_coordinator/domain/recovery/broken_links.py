@@ -98,6 +98,7 @@ def choose_to_leave_out(
     is_old: bool = True,
     is_last_try: bool = False,
     placements: Iterable[Placement] | None = None,
+    absent_nodes: Collection[str] = (),
 ) -> Choice | None:
     """Return the nodes to do without because links failed; None where no link is to blame.
 
@@ -106,6 +107,7 @@ def choose_to_leave_out(
         is_old: count the ends of connections only once there was time to say that a process ended.
         is_last_try: without any other, count links whose peer was unreachable lately.
         placements: those whose links count; by default those that may be in force.
+        absent_nodes: those of which nothing is heard: what they hold may be gone.
     """
     run, now = turn.run, turn.now.seconds
     placements = run.placements if placements is None else placements
@@ -126,8 +128,8 @@ def choose_to_leave_out(
     return nodes_to_leave_out(
         sorted({edge_of(link) for link in failed}, key=sorted),
         earlier=_earlier_edges(run),
-        preferred=_preferred(run, lately),
-        goes_without=goes_without(run),
+        preferred=_preferred(run, lately, absent_nodes),
+        goes_without=goes_without(run, absent_nodes),
     )
 
 
@@ -161,16 +163,17 @@ def leave_out(turn: Turn, choice: Choice) -> None:
     note_loss(turn, gone, f"{choice.reason}: it goes on without", fault_time=fault_time)
 
 
-def goes_without(run: JobRun) -> Callable[[Collection[str]], bool]:
+def goes_without(run: JobRun, absent_nodes: Collection[str]) -> Callable[[Collection[str]], bool]:
     """Return whether enough nodes are left without some, and every layer has a replica on them.
 
-    It must have one in every placement that may be in force.
+    It must have one in every placement that may be in force, and where something is heard of.
     """
     usable = frozenset(run.usable_nodes) - frozenset(run.draining)
 
     def is_possible(nodes: Collection[str]) -> bool:
         def stays(engine_id: str) -> bool:
-            return engine_id in run.engines and node_of(engine_id) not in nodes
+            home = node_of(engine_id)
+            return engine_id in run.engines and home not in nodes and home not in absent_nodes
 
         is_enough = len(usable) - len(usable.intersection(nodes)) >= run.nodes_per_replica
         return is_enough and all(
@@ -230,12 +233,14 @@ def _earlier_edges(run: JobRun) -> list[Edge]:
     return [frozenset((node_id, peer)) for node_id, c in out for peer in c.peers]
 
 
-def _preferred(run: JobRun, lately: Iterable[FailedLink]) -> list[str]:
+def _preferred(
+    run: JobRun, lately: Iterable[FailedLink], absent_nodes: Collection[str]
+) -> list[str]:
     """Return the nodes that are rather left out than others: the likeliest first.
 
-    Those that are out already; those with most peers that were unreachable lately; those that join;
-    those of which others saw an end and which say nothing, so that nobody is stopped for one that
-    is dead; those that failed lately.
+    Those that are out already, or of which nothing is heard; those with most peers that were
+    unreachable lately; those that join; those of which others saw an end and which say nothing, so
+    that nobody is stopped for one that is dead; those that failed lately.
     """
     training = {run.engines[e].node_id for e in run.required_engines if e in run.engines}
     joining = sorted(n for n in run.nodes if n not in training)
@@ -245,4 +250,5 @@ def _preferred(run: JobRun, lately: Iterable[FailedLink]) -> list[str]:
     failed = sorted(run.failure_times, key=lambda n: run.failure_times[n][-1], reverse=True)
     counts = Counter(node_id for edge in set(map(edge_of, lately)) for node_id in edge)
     named = dict.fromkeys((*joining, *seen, *failed, *run.cordoned, *sorted(counts)))
-    return [*run.left_out, *sorted(named, key=lambda n: -counts[n])]
+    likeliest = sorted(named, key=lambda n: -counts[n])
+    return list(dict.fromkeys((*run.left_out, *sorted(absent_nodes), *likeliest)))

@@ -26,7 +26,7 @@ def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     rest_overdue(turn)
     cordons_overdue(turn)
     holders_overdue(turn)
-    disturbance_overdue(turn)
+    disturbance_overdue(turn, absent_nodes)
     checkpoint_protocol.overdue(turn)
     late = sorted(
         (
