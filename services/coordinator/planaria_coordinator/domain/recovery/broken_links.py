@@ -238,9 +238,9 @@ def _preferred(
 ) -> list[str]:
     """Return the nodes that are rather left out than others: the likeliest first.
 
-    Those that are out already, or of which nothing is heard; those with most peers that were
-    unreachable lately; those that join; those of which others saw an end and which say nothing, so
-    that nobody is stopped for one that is dead; those that failed lately.
+    Those that are out already, or of which nothing is heard; those of which others saw an end and
+    which say nothing, so that nobody is stopped for one that is dead; those with most peers that
+    were unreachable lately; those that join; those that failed lately.
     """
     training = {run.engines[e].node_id for e in run.required_engines if e in run.engines}
     joining = sorted(n for n in run.nodes if n not in training)
@@ -249,6 +249,6 @@ def _preferred(
     seen = sorted(node_of(e) for e in {link.peer_engine_id for link in ends} - alive)
     failed = sorted(run.failure_times, key=lambda n: run.failure_times[n][-1], reverse=True)
     counts = Counter(node_id for edge in set(map(edge_of, lately)) for node_id in edge)
-    named = dict.fromkeys((*joining, *seen, *failed, *run.cordoned, *sorted(counts)))
+    named = dict.fromkeys((*joining, *failed, *run.cordoned, *sorted(counts)))
     likeliest = sorted(named, key=lambda n: -counts[n])
-    return list(dict.fromkeys((*run.left_out, *sorted(absent_nodes), *likeliest)))
+    return list(dict.fromkeys((*run.left_out, *sorted(absent_nodes), *seen, *likeliest)))
