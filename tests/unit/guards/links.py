@@ -12,15 +12,19 @@ from planaria_coordinator.domain.job.signals import Signal
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery import broken_links, handover, lost_engines, overdue
 from planaria_worker.engine.recovery import stalled_messages
-from unit.coordinator.engines import test_links
+from unit.coordinator.engines import test_link_search, test_links
 from unit.coordinator.recovery import test_broken_links
 from unit.engine.recovery import test_stalled_messages
 from unit.guards.guard import guard, swap
+
+ONE_LIAR = test_link_search.test_one_that_lies_stops_nobody_that_is_well_and_hides_nobody_that_ended
+TWO_LIARS = test_link_search.test_two_that_lie_do_not_stop_all_others
 
 
 @guard(
     "the word of one engine stops no other",
     test_broken_links.test_who_accuses_all_others_is_left_out_itself,
+    ONE_LIAR,
 )
 def believe_anybody(patch: pytest.MonkeyPatch) -> None:
     swap(patch, broken_links._looks_ended, lambda run, engine_id: True)
@@ -30,12 +34,45 @@ def believe_anybody(patch: pytest.MonkeyPatch) -> None:
     "who accuses is believed only where it cannot be at fault itself",
     test_links.test_a_process_has_ended_if_enough_say_so,
     test_links.test_two_that_accuse_all_others_are_not_believed,
+    TWO_LIARS,
 )
 def believe_the_majority(patch: pytest.MonkeyPatch) -> None:
     def looks_ended(engine_id: str, failed: Collection[links.FailedLink], *_others: object) -> bool:
         return sum(link.peer_engine_id == engine_id for link in failed) > 1
 
     swap(patch, links.looks_ended, looks_ended)
+
+
+@guard(
+    "who had another left out is believed less of the next",
+    test_links.test_those_who_had_another_left_out_are_believed_less,
+    TWO_LIARS,
+)
+def forget_who_was_left_out(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, links._sharing_an_end, lambda earlier, edges: [])
+
+
+@guard(
+    "only links that steps use count",
+    test_broken_links.test_a_link_that_no_step_uses_disturbs_nobody,
+    ONE_LIAR,
+)
+def count_all_links(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links._in_use, lambda run, failed, placements: list(failed))
+
+
+@guard("who seems to have ended is left out before who says so", ONE_LIAR)
+def prefer_nobody(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links._preferred, lambda run, lately, absent_nodes: [])
+
+
+@guard(
+    "what an engine says of a link is acted on, shortly after",
+    test_broken_links.test_others_have_time_to_say_what_stalls_for_them,
+    ONE_LIAR,
+)
+def do_nothing_about_failed_links(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links._wait_for_others, lambda turn, link, fault_time: None)
 
 
 @guard(
@@ -75,6 +112,7 @@ def leave_nobody_out(patch: pytest.MonkeyPatch) -> None:
     "the fewest nodes are left out",
     test_broken_links.test_who_accuses_all_others_is_left_out_itself,
     test_links.test_of_equally_many_those_are_left_out_that_are_preferred,
+    TWO_LIARS,
 )
 def leave_out_whoever_was_named(patch: pytest.MonkeyPatch) -> None:
     def covers(edges: Collection[Edge], suspects: Iterable[str]) -> Iterator[tuple[str, ...]]:
@@ -86,6 +124,7 @@ def leave_out_whoever_was_named(patch: pytest.MonkeyPatch) -> None:
 @guard(
     "a job leaves out nobody without whom it has no plan",
     test_broken_links.test_a_job_that_cannot_do_without_waits_and_says_why,
+    ONE_LIAR,
 )
 def leave_out_the_last(patch: pytest.MonkeyPatch) -> None:
     swap(patch, broken_links.goes_without, lambda run, absent_nodes: lambda nodes: True)
