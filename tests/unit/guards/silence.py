@@ -65,6 +65,7 @@ def count_the_lease_from_the_last_heartbeat(patch: pytest.MonkeyPatch) -> None:
         return bool(is_over(replace(self, sight=replace(self.sight, ended_seconds=None))))
 
     swap(patch, lease, property(since_heartbeat))
+    swap(patch, silence.sees_nobody, lambda now_seconds, sights, patience: False)
     swap(patch, silence._spared, lambda quiet, num_holders, holders_of_layers: {})
 
 
