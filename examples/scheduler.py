@@ -26,6 +26,13 @@ from planaria.api.coordinator.v1.scheduler_service_pb2 import (
 )
 from planaria.api.coordinator.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
+KEEPALIVE = (  # otherwise a stream from a coordinator whose machine is gone seems to live on
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
 
 def choose_nodes(request: DecisionRequest) -> list[str]:
     """Return half of the candidates, within the job's limits: those with the fewest engines."""
@@ -52,7 +59,7 @@ def run(coordinator: str, name: str, token: str) -> None:
     outgoing: queue.SimpleQueue[ScheduleRequest] = queue.SimpleQueue()
     outgoing.put(ScheduleRequest(registration=Registration(name=name)))
     requests: Iterator[ScheduleRequest] = iter(outgoing.get, None)
-    with grpc.insecure_channel(coordinator) as channel:
+    with grpc.insecure_channel(coordinator, options=KEEPALIVE) as channel:
         metadata = (("authorization", f"Bearer {token}"),)
         for response in SchedulerServiceStub(channel).Schedule(requests, metadata=metadata):
             if response.HasField("registered"):

@@ -18,6 +18,9 @@ from planaria_common.grpcserver import MAX_MESSAGE_BYTES
 from planaria_common.grpcwire import DETAILS_KEY, decode_error
 
 DEFAULT_DEADLINE_SECONDS = 10.0
+KEEPALIVE_SECONDS = 5.0
+"""Who was silent for so long is pinged; without an answer for as long again, calls and streams end:
+the machine is gone, and nothing else would say so for minutes."""
 _SERVICE_CONFIG = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
 
@@ -51,6 +54,13 @@ def open_channel(
             # Also what a connection may take to be made: a busy server, or one far away, is slow.
             ("grpc.min_reconnect_backoff_ms", 2_000),
             ("grpc.max_reconnect_backoff_ms", 2_000),
+            ("grpc.keepalive_time_ms", round(KEEPALIVE_SECONDS * 1_000)),
+            ("grpc.keepalive_timeout_ms", round(KEEPALIVE_SECONDS * 1_000)),
+            # Without it every ping may take a minute, whatever the one before says.
+            ("grpc.http2.ping_timeout_ms", round(KEEPALIVE_SECONDS * 1_000)),
+            # Also where no call is under way, and however long nothing else is sent.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
         ],
     )
 

@@ -55,6 +55,8 @@ class GrpcServer:
             options=[
                 # Otherwise two servers share a port, and each gets half of the calls.
                 ("grpc.so_reuseport", 0),
+                # Clients may ping as often as they like; by default few pings end a connection.
+                ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ],

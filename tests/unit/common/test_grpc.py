@@ -1,5 +1,7 @@
 """The frame around every servicer and stub, over a real loopback connection."""
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from planaria_common import grpcclient
 from planaria_common.errors import (
     AccessError,
     ConflictError,
@@ -204,3 +207,68 @@ async def test_no_open_port_beyond_loopback() -> None:
     server = GrpcServer(part="tester", services={}, host=everywhere, port=0, token=None)
     with pytest.raises(InvalidArgumentError, match=r"--host 0\.0\.0\.0: .* token is needed"):
         await server.start()
+
+
+class Wire:
+    """A way to a server that can be cut: then it takes what is sent, and passes nothing on."""
+
+    def __init__(self) -> None:
+        self._is_whole = asyncio.Event()
+        self._is_whole.set()
+
+    def cut(self) -> None:
+        self._is_whole.clear()
+
+    @contextlib.asynccontextmanager
+    async def to(self, address: str) -> AsyncIterator[str]:
+        """Lay it; the address of its near end."""
+        host, _, port = address.rpartition(":")
+        joins: list[asyncio.Task[None]] = []
+
+        async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, to_there = await asyncio.open_connection(host, int(port))
+            with contextlib.closing(writer), contextlib.closing(to_there):
+                await asyncio.gather(self._carry(reader, to_there), self._carry(there, writer))
+
+        async with await asyncio.start_server(
+            lambda *ends: joins.append(asyncio.create_task(join(*ends))), "127.0.0.1", 0
+        ) as listener:
+            yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+            for task in joins:
+                task.cancel()
+            await asyncio.gather(*joins, return_exceptions=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            await self._is_whole.wait()
+            writer.write(data)
+
+
+async def first_answer(channel: grpc.aio.Channel) -> Any:
+    """Open a stream and get one answer; returns the stream."""
+    call = channel.stream_stream(f"/{SERVICE}/EchoEach", **CLIENT_WIRE)(metadata=bearer(TOKEN))
+    await call.write(StringValue(value="a"))
+    assert await call.read() == StringValue(value="a")
+    return call
+
+
+async def test_a_stream_ends_when_its_peer_is_gone_without_a_word(
+    server: GrpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guard: the keepalive. No packet says that a machine is gone."""
+    monkeypatch.setattr(grpcclient, "KEEPALIVE_SECONDS", 0.1)
+    wire = Wire()
+    async with wire.to(server.address) as near, open_channel(near) as channel:
+        call = await first_answer(channel)
+        wire.cut()
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await asyncio.wait_for(call.read(), 20)
+
+
+async def test_a_server_permits_pings(server: GrpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it would end a connection at the third without data, for they are too many."""
+    monkeypatch.setattr(grpcclient, "KEEPALIVE_SECONDS", 0.02)
+    async with open_channel(server.address) as channel:
+        call = await first_answer(channel)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(call.read(), 1)
