@@ -6,7 +6,7 @@ import pytest
 
 from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.domain.engines import links
-from planaria_coordinator.domain.engines.links import Choice, Edge
+from planaria_coordinator.domain.engines.links import Edge
 from planaria_coordinator.domain.job import cordons, signals
 from planaria_coordinator.domain.job.signals import Signal
 from planaria_coordinator.domain.job.turn import Turn
@@ -27,7 +27,7 @@ TWO_LIARS = test_link_search.test_two_that_lie_do_not_stop_all_others
     ONE_LIAR,
 )
 def believe_anybody(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, broken_links._looks_ended, lambda run, engine_id: True)
+    swap(patch, broken_links._looks_ended, lambda turn, engine_id: True)
 
 
 @guard(
@@ -63,7 +63,7 @@ def count_all_links(patch: pytest.MonkeyPatch) -> None:
 
 @guard("who seems to have ended is left out before who says so", ONE_LIAR)
 def prefer_nobody(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, broken_links._preferred, lambda run, lately, absent_nodes: [])
+    swap(patch, broken_links._preferred, lambda turn, lately, absent_nodes: [])
 
 
 @guard(
@@ -80,14 +80,10 @@ def do_nothing_about_failed_links(patch: pytest.MonkeyPatch) -> None:
     test_broken_links.test_whom_others_saw_end_is_never_refused_for_it,
 )
 def strike_whom_others_saw_end(patch: pytest.MonkeyPatch) -> None:
-    leave_out = broken_links.leave_out
+    def strike(turn: Turn, node_id: str, *_others: object, **_options: object) -> None:
+        lost_engines._strike(turn, node_id)
 
-    def leave_out_and_strike(turn: Turn, choice: Choice) -> None:
-        leave_out(turn, choice)
-        for node_id in choice.nodes:
-            lost_engines._strike(turn, node_id, "", choice.reason)
-
-    patch.setattr(broken_links, "leave_out", leave_out_and_strike)
+    patch.setattr(lost_engines, "cordon", strike)
 
 
 @guard(

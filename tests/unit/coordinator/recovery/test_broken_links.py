@@ -63,14 +63,14 @@ async def test_who_accuses_all_others_is_left_out_itself(failure: LinkFailure) -
     assert "communication_broke" not in world.event_types()
 
 
-async def test_whom_all_accuse_is_left_out_at_once() -> None:
+async def test_whom_all_accuse_is_lost_at_once() -> None:
     world = await running_world(6)
     accused = world.engine_on("n3").id
     for node_id in others(world, "n3"):
         say(world, node_id, ["n3"])
     await world.settle()
     assert accused not in world.run.engines
-    assert left_out(world) == ["n3"]
+    assert left_out(world) == []
     await world.advance(3)
     assert (await world.job()).state is JobState.RUNNING
 
@@ -145,30 +145,52 @@ async def test_a_process_that_ended_is_believed_of_its_agent() -> None:
     assert (await world.job()).state is JobState.RUNNING
 
 
+async def see_end(world: World, node_id: str) -> None:
+    """All others say that an engine has ended."""
+    for other in others(world, node_id):
+        say(world, other, [node_id])
+    await world.settle()
+
+
 async def test_whom_others_saw_end_is_never_refused_for_it() -> None:
     """Its agent has not said so: it may have been the network. Guard: it is no strike."""
     world = await running_world(6)
-    for pause in (30, 60, 120, 240):
-        for node_id in others(world, "n3"):
-            say(world, node_id, ["n3"])
-        await world.settle()
-        assert world.run.left_out.keys() == {"n3"}
+    for pause in (0, 30, 60, 120):
+        await see_end(world, "n3")
+        assert world.run.left_out.keys() == ({"n3"} if pause else set())
         await world.advance(pause + 1)
         await world.train(3)
         assert len(world.members()) == 6
     assert not world.run.refused
+    assert not world.run.failure_times
+
+
+async def test_only_the_engine_that_others_saw_end_is_lost_at_first() -> None:
+    """Another one of its node goes on. The second time all of the node is left out."""
+    world = await running_world(4, 2, resources={"min_nodes_per_pipeline": 1})
+    before = set(world.engines())
+    dead, other = world.agents["n3"].engines
+    world.tell_peer_lost(dead)
+    await world.settle()
+    assert before - world.run.engines.keys() == {dead}
+    await world.advance(1)
+    await world.train(3)
+    assert len(world.members()) == 8
+    (again,) = world.agents["n3"].engines.keys() - {other}
+    world.tell_peer_lost(again)
+    await world.settle()
+    assert before - world.run.engines.keys() == {dead, other}
+    assert left_out(world) == ["n3"]
 
 
 async def test_whose_agent_says_that_it_ended_joins_again_at_once() -> None:
     """Others saw it first. Guard: `_note_own_end`; and a process that ends again and again."""
     world = await running_world(6)
+    world.hold("stop", "n3")
     for times in (1, 2, 3):
         dead = world.engine_on("n3").id
-        world.hold("stop", "n3")
-        for node_id in others(world, "n3"):
-            say(world, node_id, ["n3"])
-        await world.settle()
-        assert world.run.left_out.keys() == {"n3"}
+        await see_end(world, "n3")
+        assert dead not in world.run.engines
         world.agents["n3"].lose_engine(dead)
         await world.settle()
         assert not world.run.left_out
@@ -177,15 +199,18 @@ async def test_whose_agent_says_that_it_ended_joins_again_at_once() -> None:
         await world.advance(1)
         await world.train(3)
         assert len(world.members()) == (5 if times == 3 else 6)
+    assert left_out(world) == []
 
 
 async def test_a_lost_node_may_join_as_soon_as_it_is_back() -> None:
     """It is known what ailed it: no broken link. Guard: `fault_found`."""
     world = await running_world(6)
+    await see_end(world, "n3")
+    await world.advance(1)
+    await world.train(3)
     world.hold("stop", "n3")
-    for node_id in others(world, "n3"):
-        say(world, node_id, ["n3"])
-    await world.settle()
+    await see_end(world, "n3")
+    assert world.run.left_out.keys() == {"n3"}
     await world.kill_node("n3")
     await world.advance(1)
     assert not world.run.left_out

@@ -98,7 +98,7 @@ def looks_ended(
     Args:
         engine_id: whose process may have ended.
         links: those that failed.
-        earlier: between nodes that are left out already and others.
+        earlier: those that failed lately, and nobody knows whose fault it was.
     """
     home = node_of(engine_id)
     ends = [link for link in links if link.says_process_ended]
@@ -144,8 +144,8 @@ def nodes_to_leave_out(
 
     Args:
         edges: the failed links.
-        earlier: those between nodes that are left out already and others: they show which end it
-            is, and alone are no reason to leave anybody out.
+        earlier: those that failed lately: they show which end it is, and alone are no reason to
+            leave anybody out.
         preferred: nodes that are rather left out than others, the first one most of all.
         goes_without: whether the job has a plan without some nodes.
 

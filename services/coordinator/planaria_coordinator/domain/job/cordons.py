@@ -1,7 +1,8 @@
 """Nodes that a job does without for a while, because links to them failed.
 
 When the pause is over a node may join again; it is probed before it takes part. Each further time
-the pause is twice as long, until the node has served for ten pauses.
+the pause is twice as long, until the node has served for ten pauses. Whom others saw end has no
+pause at first.
 """
 
 from collections.abc import Collection
@@ -14,23 +15,35 @@ LONGEST_PAUSE_SECONDS = 3600.0
 _FORGIVEN_AFTER_PAUSES = 10.0
 
 
-def cordon(turn: Turn, node_id: str, reason: str, peers: Collection[str]) -> None:
+def cordon(
+    turn: Turn,
+    node_id: str,
+    reason: str,
+    peers: Collection[str],
+    *,
+    first_pause_seconds: float | None = None,
+) -> None:
     """Do without a node for a while; the caller stops its engines."""
-    _lift(turn, _excused(turn.run, {*turn.run.left_out, node_id}))
-    now, before = turn.now.seconds, turn.run.cordoned.get(node_id)
-    pause_seconds = turn.limits.cordon_seconds
+    _clear(turn, _excused(turn.run, {*turn.run.left_out, node_id}))
+    now, usual_seconds = turn.now.seconds, turn.limits.cordon_seconds
+    before = turn.run.cordoned.get(node_id)
+    pause_seconds = usual_seconds if first_pause_seconds is None else first_pause_seconds
     if before is not None:
-        forgiven = before.end_seconds + _FORGIVEN_AFTER_PAUSES * before.pause_seconds
-        if now < forgiven:
-            pause_seconds = min(2 * before.pause_seconds, LONGEST_PAUSE_SECONDS)
+        served_seconds = _FORGIVEN_AFTER_PAUSES * max(before.pause_seconds, usual_seconds)
+        if now < before.end_seconds + served_seconds:
+            pause_seconds = max(2 * before.pause_seconds, usual_seconds)
+    pause_seconds = min(pause_seconds, LONGEST_PAUSE_SECONDS)
     made = Cordon(
         reason=reason,
         end_seconds=now + pause_seconds,
         pause_seconds=pause_seconds,
         since_time=turn.now.time,
         peers=tuple(sorted(peers)),
+        is_over=not pause_seconds,
     )
     turn.change(cordoned={**turn.run.cordoned, node_id: made})
+    if made.is_over:
+        return
     turn.emit(
         "node_left_out",
         f"the job does without {node_id} for {pause_seconds:.0f} s: {reason}",
@@ -39,15 +52,34 @@ def cordon(turn: Turn, node_id: str, reason: str, peers: Collection[str]) -> Non
     )
 
 
+def suspects(turn: Turn) -> dict[str, Cordon]:
+    """Return the nodes that links have failed with lately, and nobody knows whose fault it is."""
+    latest = turn.now.seconds - turn.limits.cordon_seconds
+    return {
+        node_id: c
+        for node_id, c in turn.run.cordoned.items()
+        if c.peers and (not c.is_over or c.end_seconds > latest)
+    }
+
+
 def fault_found(turn: Turn, node_id: str) -> None:
-    """Let a node join again, since it is known what ailed it, and those left out because of it."""
-    _lift(turn, _excused(turn.run, {node_id}) | ({node_id} & turn.run.left_out.keys()))
+    """Forget that links failed with a node, and lift what followed: it is known what ailed it."""
+    _clear(turn, _excused(turn.run, {node_id}))
+    if node_id in turn.run.cordoned:
+        turn.change(cordoned={n: c for n, c in turn.run.cordoned.items() if n != node_id})
 
 
 def _excused(run: JobRun, at_fault: Collection[str]) -> set[str]:
-    """Return nodes that are left out and that only those at fault could not reach."""
-    out = ((node_id, run.cordoned[node_id]) for node_id in run.left_out)
-    return {node_id for node_id, c in out if c.peers and set(c.peers).issubset(at_fault)}
+    """Return nodes that only those at fault could not reach."""
+    return {n for n, c in run.cordoned.items() if c.peers and set(c.peers).issubset(at_fault)}
+
+
+def _clear(turn: Turn, node_ids: set[str]) -> None:
+    """It was not the links of these nodes."""
+    _lift(turn, node_ids & turn.run.left_out.keys())
+    if node_ids:
+        cleared = {n: replace(turn.run.cordoned[n], peers=()) for n in node_ids}
+        turn.change(cordoned={**turn.run.cordoned, **cleared})
 
 
 def cordons_overdue(turn: Turn) -> None:

@@ -19,9 +19,9 @@ from planaria_coordinator.domain.engines.links import (
     looks_ended,
     nodes_to_leave_out,
 )
-from planaria_coordinator.domain.job.cordons import cordon
+from planaria_coordinator.domain.job.cordons import cordon, suspects
 from planaria_coordinator.domain.job.job_run import Disturbance, JobRun
-from planaria_coordinator.domain.job.signals import LinkFailed
+from planaria_coordinator.domain.job.signals import EngineLost, LinkFailed
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.peers import holds_every_layer, roles_of
 from planaria_coordinator.domain.placement.placement import Placement
@@ -29,16 +29,16 @@ from planaria_coordinator.domain.placement.replicas import (
     layers_of_version,
     layers_without_replica,
 )
-from planaria_coordinator.domain.recovery.lost_engines import is_spare, note_loss
+from planaria_coordinator.domain.recovery.lost_engines import engine_lost, is_spare, note_loss
 
 _UNREACHABLE_LATELY_SECONDS = 10.0
 
 
 def link_failed(turn: Turn, signal: LinkFailed) -> None:
-    """Note what an engine says; do at once without a node of which enough of them say it.
+    """Note what an engine says; believe at once what enough of them say.
 
-    Not without one that would take the only replica of a layer with it: its agent says whether
-    its process has ended. If it has, the node may join again at once.
+    Not of an engine that would take the only replica of a layer with it: its agent says whether
+    its process has ended.
     """
     run = turn.run
     if signal.engine_id not in run.engines or signal.peer_engine_id not in run.engines:
@@ -53,9 +53,16 @@ def link_failed(turn: Turn, signal: LinkFailed) -> None:
     turn.note_run(failed_links=(*_without(run.failed_links, link), link))
     if not _matters(run, link):
         return
-    accused = node_of(link.peer_engine_id)
-    if _looks_ended(turn.run, link.peer_engine_id) and is_spare(turn, accused):
-        leave_out(turn, Choice(nodes=(accused,), is_possible=True, reason=link.words))
+    accused = link.peer_engine_id
+    if _looks_ended(turn, accused) and is_spare(turn, node_of(accused)):
+        lost = EngineLost(
+            engine_id=accused,
+            fault_time=signal.fault_time,
+            reason=link.words,
+            process_ended=False,
+        )
+        ends = (each for each in turn.run.failed_links if each.peer_engine_id == accused)
+        engine_lost(turn, lost, seen_by={node_of(each.engine_id) for each in ends})
     elif run.trains:
         _wait_for_others(turn, link, signal.fault_time)
 
@@ -127,8 +134,8 @@ def choose_to_leave_out(
         return None
     return nodes_to_leave_out(
         sorted({edge_of(link) for link in failed}, key=sorted),
-        earlier=_earlier_edges(run),
-        preferred=_preferred(run, lately, absent_nodes),
+        earlier=_earlier_edges(turn),
+        preferred=_preferred(turn, lately, absent_nodes),
         goes_without=goes_without(run, absent_nodes),
     )
 
@@ -222,26 +229,27 @@ def _in_use(
     ]
 
 
-def _looks_ended(run: JobRun, engine_id: str) -> bool:
+def _looks_ended(turn: Turn, engine_id: str) -> bool:
+    run = turn.run
     ends = [link for link in run.failed_links if link.says_process_ended]
-    return looks_ended(engine_id, _in_use(run, ends, run.placements), _earlier_edges(run))
+    return looks_ended(engine_id, _in_use(run, ends, run.placements), _earlier_edges(turn))
 
 
-def _earlier_edges(run: JobRun) -> list[Edge]:
-    """Return the links between nodes that are left out and those for which they are."""
-    out = ((n, run.cordoned[n]) for n in run.left_out)
-    return [frozenset((node_id, peer)) for node_id, c in out for peer in c.peers]
+def _earlier_edges(turn: Turn) -> list[Edge]:
+    """Return the links of suspects with those for which they are."""
+    return [frozenset((n, peer)) for n, c in suspects(turn).items() for peer in c.peers]
 
 
 def _preferred(
-    run: JobRun, lately: Iterable[FailedLink], absent_nodes: Collection[str]
+    turn: Turn, lately: Iterable[FailedLink], absent_nodes: Collection[str]
 ) -> list[str]:
     """Return the nodes that are rather left out than others: the likeliest first.
 
-    Those that are out already, or of which nothing is heard; those of which others saw an end and
-    which say nothing, so that nobody is stopped for one that is dead; those with most peers that
-    were unreachable lately; those that join; those that failed lately.
+    Those that links failed with before, or of which nothing is heard; those of which others saw an
+    end and which say nothing, so that nobody is stopped for one that is dead; those with most peers
+    that were unreachable lately; those that join; those that failed lately.
     """
+    run = turn.run
     training = {run.engines[e].node_id for e in run.required_engines if e in run.engines}
     joining = sorted(n for n in run.nodes if n not in training)
     ends = [link for link in run.failed_links if link.says_process_ended]
@@ -251,4 +259,4 @@ def _preferred(
     counts = Counter(node_id for edge in set(map(edge_of, lately)) for node_id in edge)
     named = dict.fromkeys((*joining, *failed, *run.cordoned, *sorted(counts)))
     likeliest = sorted(named, key=lambda n: -counts[n])
-    return list(dict.fromkeys((*run.left_out, *sorted(absent_nodes), *seen, *likeliest)))
+    return list(dict.fromkeys((*suspects(turn), *sorted(absent_nodes), *seen, *likeliest)))

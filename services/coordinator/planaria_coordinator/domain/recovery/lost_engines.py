@@ -15,7 +15,7 @@ from planaria_coordinator.domain.engines.preparing import (
     note_failure,
     prepare_failed,
 )
-from planaria_coordinator.domain.job.cordons import fault_found
+from planaria_coordinator.domain.job.cordons import cordon, fault_found, suspects
 from planaria_coordinator.domain.job.signals import (
     EngineLost,
     NodeLost,
@@ -67,12 +67,19 @@ def node_lost(turn: Turn, signal: NodeLost) -> None:
     note_loss(turn, gone, reason, fault_time=signal.fault_time, node_id=node_id)
 
 
-def engine_lost(turn: Turn, signal: EngineLost) -> None:
-    """An engine is gone, or is made to go."""
+def engine_lost(turn: Turn, signal: EngineLost, *, seen_by: Collection[str] = ()) -> None:
+    """An engine is gone, or is made to go.
+
+    Args:
+        turn: the decision.
+        signal: what is known.
+        seen_by: the nodes that alone say so. It may have been the network: that counts as no
+            failure of its node, which is left out for a while if it happens again.
+    """
     engine_id = signal.engine_id
     if engine_id in turn.run.stopping and signal.process_ended:
         turn.forget_stopping(engine_id)
-        _note_own_end(turn, engine_id, signal.reason)
+        _note_own_end(turn, engine_id, signal.fault_time)
         return
     if engine_id in turn.run.absent and signal.process_ended:
         forget_holders(turn, [engine_id])
@@ -91,26 +98,46 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
         turn.remove_engines([engine_id])
     else:
         turn.stop_engines([engine_id], signal.reason)
-    _strike(turn, engine.node_id, engine_id, signal.reason)
+    _tell(turn, engine_id, signal.reason)
+    if seen_by:
+        cordon(turn, engine.node_id, signal.reason, seen_by, first_pause_seconds=0.0)
+        _stop_if_left_out(turn, engine.node_id)
+    else:
+        _strike(turn, engine.node_id)
     reason = f"{engine_id} is lost ({signal.reason})"
     note_loss(turn, _gone_since(turn, before), reason, fault_time=signal.fault_time)
 
 
-def _note_own_end(turn: Turn, engine_id: str, reason: str) -> None:
-    """An engine that was left out had ended before it was told to: it was no broken link."""
+def _note_own_end(turn: Turn, engine_id: str, fault_time: datetime) -> None:
+    """An engine that others saw end had ended before it was told to: it was no broken link."""
     node_id = node_of(engine_id)
-    if node_id in turn.run.left_out:
+    if node_id in suspects(turn):
+        before, why = tuple(turn.run.engines), f"{turn.limits.num_attempts} engines failed on it"
         fault_found(turn, node_id)
-        _strike(turn, node_id, engine_id, reason)
+        strike_spare_node(turn, node_id, why)
+        gone = _gone_since(turn, before)
+        if gone:
+            note_loss(turn, gone, f"{node_id} is refused: {why}", fault_time=fault_time)
+
+
+def _stop_if_left_out(turn: Turn, node_id: str) -> None:
+    if node_id in turn.run.left_out:
+        others = [e.id for e in turn.run.engines.values() if e.node_id == node_id]
+        turn.stop_engines(others, turn.run.left_out[node_id])
+        turn.release_empty_nodes()
 
 
 def _gone_since(turn: Turn, before: Iterable[str]) -> list[str]:
-    """A node that is refused for one engine's failures takes its other engines with it."""
+    """A node that is refused, or left out, for one engine takes its other engines with it."""
     return [engine_id for engine_id in before if engine_id not in turn.run.engines]
 
 
-def _strike(turn: Turn, node_id: str, engine_id: str, reason: str) -> None:
-    turn.emit("engine_lost", f"{engine_id} is lost: {reason}", node_id=node_id, engine_id=engine_id)
+def _tell(turn: Turn, engine_id: str, reason: str) -> None:
+    message = f"{engine_id} is lost: {reason}"
+    turn.emit("engine_lost", message, node_id=node_of(engine_id), engine_id=engine_id)
+
+
+def _strike(turn: Turn, node_id: str) -> None:
     if note_failure(turn, node_id) >= turn.limits.num_attempts:
         refuse_node(turn, node_id, f"{turn.limits.num_attempts} engines failed on it")
 
@@ -150,7 +177,8 @@ def lose_silent_engines(turn: Turn) -> None:
     for engine_id, why in silent.items():
         turn.stop_engines([engine_id], why)
     for engine_id, why in silent.items():
-        _strike(turn, node_of(engine_id), engine_id, why)
+        _tell(turn, engine_id, why)
+        _strike(turn, node_of(engine_id))
     reasons = "; ".join(f"{engine_id} is lost ({why})" for engine_id, why in silent.items())
     note_loss(turn, _gone_since(turn, before), reasons, fault_time=turn.now.time)
 
