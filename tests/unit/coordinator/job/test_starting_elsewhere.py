@@ -74,3 +74,25 @@ async def test_a_job_that_no_node_can_start_fails_with_the_reason(
     assert job.error.reason is ErrorReason.DATA_UNUSABLE
     assert job.error.message == "n4: no such file"
     assert world.event_types().count("node_refused") == 5
+
+
+async def test_a_job_waits_while_there_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[10] That some could not start it says nothing of those that come."""
+    without_data(monkeypatch, {"n0", "n1"})
+    world = World()
+    await world.start(4)
+    world.hold("prepare", "n2", "n3")
+    await world.submit(
+        resources={"min_nodes": 1, "max_nodes": 2}, resilience={"fault_tolerance": 0}
+    )
+    await world.advance(5)
+    assert set(world.run.nodes) == {"n2", "n3"}
+    for node_id in tuple(world.agents):
+        world.agents.pop(node_id).disconnect()
+        await world.coordinator.cluster.evict(node_id)
+    await world.advance(5)
+    assert (await world.job()).state is JobState.PENDING
+    await world.add_node("n9")
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert world.run.start_failure is None

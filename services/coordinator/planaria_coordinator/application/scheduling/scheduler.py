@@ -195,9 +195,12 @@ class Scheduler:
         )
 
     def _all_are_refused(self, run: JobRun) -> bool:
-        """Whether no node is left that could serve a job, now or when others have ended."""
-        ready = (each.node for each in self._state.nodes if each.node.state is NodeState.READY)
-        return all(node.id in run.refused for node in ready)
+        """Whether no node is left that could serve a job, now or when others have ended.
+
+        Where there are no nodes at all, those that come may serve it.
+        """
+        ready = {e.node.id for e in self._state.nodes if e.node.state is NodeState.READY}
+        return bool(ready) and run.refused.keys() >= ready
 
     def _own_nodes(self, run: JobRun) -> dict[str, NodeFacts]:
         """Return the nodes that the job holds and may go on using."""

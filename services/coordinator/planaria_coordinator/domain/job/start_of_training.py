@@ -65,6 +65,7 @@ def _look_again_later(turn: Turn, before: JobRun, message: str) -> None:
 
 def choose_first_plan(turn: Turn) -> None:
     """Ask for the plan that training begins with, at the version of the initial state."""
+    turn.change(start_failure=None)  # some nodes can
     turn.note(target_steps=turn.run.initial_steps)
     choose_plan(turn)
 
