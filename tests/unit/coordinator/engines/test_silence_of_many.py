@@ -87,7 +87,7 @@ async def test_who_accuses_everybody_is_not_the_only_one_that_is_asked() -> None
     world = await running_world(4)
     nodes = world.coordinator._state.nodes
     for node_id in ("n1", "n2", "n3"):
-        world.reaches[node_id] = Reach.UNREACHABLE  # as n0 sees it, who is cut off from them
+        world.reaches[node_id] = Reach.UNREACHABLE  # as n0 sees them: it is cut off
         world.agents[node_id].is_stopped = True
         nodes.suspect(node_id)
     await world.settle()
@@ -168,3 +168,19 @@ async def test_nodes_on_which_engines_start_are_not_lost_because_many_are_silent
     await world.release()
     await world.train(2)
     assert "node_lost" not in world.event_types()
+
+
+async def test_nodes_that_accuse_each_other_and_beat_do_not_delay_the_loss_of_another() -> None:
+    """All are suspected, and none of them is silent but the one that is gone."""
+    world = await running_world(3)
+    world.agents.pop("n2")
+    await world.advance(2.8, tick_seconds=0.1)
+    for node_id in ("n0", "n1"):
+        world.agents[node_id].is_stopped = True  # its echo is late
+        world.coordinator._state.nodes.suspect(node_id)
+    await world.advance(0.3, tick_seconds=0.1)
+    assert not world.coordinator._state.nodes.is_blind
+    for node_id in ("n0", "n1"):
+        world.agents[node_id].is_stopped = False
+    await world.advance(2, tick_seconds=0.1)
+    assert lost(world) == {"n2"}

@@ -63,7 +63,8 @@ class SilentNodes:
                     and entry.last_seen_seconds == sights[node_id].last_seen_seconds
                     and entry.node.state is not NodeState.LOST
                 ]
-                await declare_lost(state, still)
+                if still:
+                    await declare_lost(state, still)
 
     def _is_anybody_silent(self) -> bool:
         """Whether there is anything to judge: in most cases there is not."""

@@ -190,7 +190,7 @@ def sees_nobody(now_seconds: float, sights: Mapping[str, Sight], patience: Patie
     """
     if sum(bool(sight.job_ids) for sight in sights.values()) < 2:
         return False
-    return not any(_is_fresh(now_seconds, sight, patience) for sight in sights.values())
+    return not any(_is_beating(now_seconds, sight, patience) for sight in sights.values())
 
 
 def _is_silent(now_seconds: float, sight: Sight, patience: Patience) -> bool:
