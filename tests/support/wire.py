@@ -1,7 +1,9 @@
 """A connection to a server that can be cut, and led to another one."""
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import AsyncIterator
 
 
 class Wire:
@@ -34,10 +36,9 @@ class Wire:
         self.mend()
 
     def close(self) -> None:
-        self._call(self._cut())
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._server.close()
         self._loop.close()
 
     def _call(self, coroutine: object) -> None:
@@ -48,14 +49,34 @@ class Wire:
         for writer in list(self._writers):
             writer.transport.abort()
 
+    async def _end(self) -> None:
+        """Cut, and wait until nothing is left that the loop would have to close."""
+        self._server.close()
+        await self._cut()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # connections end in the next turn of the loop
+
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_cut:
-            writer.transport.abort()
-            return
-        far_reader, far_writer = await asyncio.open_connection(*self._target)
-        self._writers |= {writer, far_writer}
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        self._writers -= {writer, far_writer}
+        async with self._kept(writer):
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            async with self._kept(far_writer):
+                await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+
+    @contextlib.asynccontextmanager
+    async def _kept(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+        """Let a connection be cut, and end it at the latest with this block."""
+        self._writers.add(writer)
+        try:
+            if self._is_cut:
+                writer.transport.abort()
+            with contextlib.suppress(OSError):
+                yield
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        finally:
+            self._writers.discard(writer)
 
     @staticmethod
     async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
