@@ -5,8 +5,8 @@ from collections.abc import Collection
 import pytest
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.engines.directive import Directive, Prepare
-from planaria_coordinator.domain.engines.outcome import Failure, Outcome
+from planaria_coordinator.domain.engines.directive import Copy, Directive, Prepare
+from planaria_coordinator.domain.engines.outcome import DirectiveResult, Failure, Outcome
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation.agent import SimAgent
 from unit.coordinator.simulation.world import World
@@ -96,3 +96,29 @@ async def test_a_job_waits_while_there_are_no_nodes(monkeypatch: pytest.MonkeyPa
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert world.run.start_failure is None
+
+
+@pytest.mark.parametrize("num_unable", [2, 4])
+async def test_others_read_the_initial_state(
+    monkeypatch: pytest.MonkeyPatch, num_unable: int
+) -> None:
+    """[10] It fails only when no node can read it. Guard: `initial_state_failed`."""
+    unable = {f"n{index}" for index in range(num_unable)}
+    carry_out = SimAgent.carry_out
+
+    def fail_to_copy(self: SimAgent, directive: Directive) -> None:
+        if self.node_id not in unable or not isinstance(directive.command, Copy):
+            carry_out(self, directive)
+            return
+        outcome = Failure(reason=ErrorReason.INIT_UNUSABLE, message=f"{self.node_id}: damaged")
+        result = DirectiveResult(
+            directive_id=directive.id, job_id=directive.job_id, outcome=outcome
+        )
+        if self.session is not None:
+            self.session.result(result)
+
+    monkeypatch.setattr(SimAgent, "carry_out", fail_to_copy)
+    world = await submitted(6)
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert set(world.run.refused) == unable

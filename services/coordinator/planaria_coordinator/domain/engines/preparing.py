@@ -8,10 +8,10 @@ from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Failure, Prepared
 from planaria_coordinator.domain.job.cordons import cordon, lift_cordons
 from planaria_coordinator.domain.job.ending import park, pause_waiting
-from planaria_coordinator.domain.job.job import JobError, JobState
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.refused import note_start_failure, refuse_node
 from planaria_coordinator.domain.job.start_of_training import (
     difference_to_reference,
-    refuse_node,
     start_training,
 )
 from planaria_coordinator.domain.job.turn import Turn
@@ -104,10 +104,7 @@ def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
 
 def _wait_for_others(turn: Turn, failure: Failure) -> None:
     """Let the scheduler give the job other nodes; it fails once they have all been refused."""
-    error = JobError(
-        reason=failure.reason, message=failure.message, metadata=dict(failure.metadata)
-    )
-    turn.change(start_failure=error)
+    note_start_failure(turn, failure)
     if turn.run.transition is not None:
         park(turn, JobState.PENDING, failure.message)
     if turn.run.pause_wanted:

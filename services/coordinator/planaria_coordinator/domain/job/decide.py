@@ -96,7 +96,6 @@ from planaria_coordinator.domain.job.signals import (
     Tick,
     UserRequest,
 )
-from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.turn import Decision, Turn
 from planaria_coordinator.domain.job.waiting import set_back, still_waits
 from planaria_coordinator.domain.placement.choose_plan import plan_arrived, plan_refused
@@ -109,7 +108,11 @@ from planaria_coordinator.domain.recovery.broken_communication import (
     retry,
 )
 from planaria_coordinator.domain.recovery.broken_links import link_failed, links_after_commit
-from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
+from planaria_coordinator.domain.recovery.copy_layers import (
+    copy_failed,
+    initial_state_failed,
+    on_copied,
+)
 from planaria_coordinator.domain.recovery.fencing import fence_reported
 from planaria_coordinator.domain.recovery.handover import (
     on_engine_left,
@@ -299,7 +302,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         case "roll_forward":
             on_rolled_forward(turn, pending, None)
         case "copy" if failure.reason in (ErrorReason.INIT_UNUSABLE, ErrorReason.INIT_MISMATCH):
-            _initial_state_failed(turn, pending, failure)
+            initial_state_failed(turn, pending, failure)
         case "copy":
             copy_failed(turn, pending, failure.message)
         case "write_checkpoint":
@@ -316,18 +319,6 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
             export_failed(turn, failure)
         case _:
             turn.silent_engines[pending.engine_id] = f"{pending.kind} failed: {failure.message}"
-
-
-def _initial_state_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
-    """Do without a node that cannot read it; the job fails when too few are left."""
-    if turn.run.was_restored:  # it has read it before: its storage has some trouble
-        turn.retry_reason = failure.message
-        return
-    refuse_node(turn, pending.node_id, failure.message)
-    if len(turn.run.nodes.keys() - turn.run.refused.keys()) < turn.run.nodes_per_replica:
-        fail(turn, failure.reason, failure.message, failure.metadata)
-    else:
-        turn.retry_reason = failure.message
 
 
 def _job_faulted(turn: Turn, signal: JobFaulted) -> None:

@@ -12,6 +12,7 @@ from planaria_coordinator.domain.job.ending import park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import reported_layers
+from planaria_coordinator.domain.job.refused import refuse_node
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import rest, set_back
 from planaria_coordinator.domain.placement.choose_plan import choose_plan
@@ -28,6 +29,7 @@ def start_training(turn: Turn) -> None:
         message = f"{num_nodes} ready, and the model needs {run.nodes_per_replica}"
         park(turn, JobState.PENDING, message)  # the scheduler says what it waits for
         return
+    turn.change(start_failure=None)  # some nodes can
     if not run.data_digest:
         _take_reference(turn)
         differences = {
@@ -65,7 +67,6 @@ def _look_again_later(turn: Turn, before: JobRun, message: str) -> None:
 
 def choose_first_plan(turn: Turn) -> None:
     """Ask for the plan that training begins with, at the version of the initial state."""
-    turn.change(start_failure=None)  # some nodes can
     turn.note(target_steps=turn.run.initial_steps)
     choose_plan(turn)
 
@@ -96,14 +97,6 @@ def _take_reference(turn: Turn) -> None:
             ties_embeddings=reference.ties_embeddings,
         )
         turn.change(requirements=known)
-
-
-def refuse_node(turn: Turn, node_id: str, reason: str) -> None:
-    """Do without a node for the rest of this job."""
-    turn.change(refused={**turn.run.refused, node_id: reason})
-    turn.stop_engines([e.id for e in turn.run.engines.values() if e.node_id == node_id], reason)
-    turn.release_empty_nodes()
-    turn.emit("node_refused", f"{node_id} cannot serve this job: {reason}", node_id=node_id)
 
 
 def difference_to_reference(turn: Turn, engine: Engine) -> Failure | None:

@@ -6,7 +6,8 @@ from datetime import datetime
 from planaria_common.words import bytes_in_words
 from planaria_coordinator.domain.engines.directive import Copy
 from planaria_coordinator.domain.engines.engine import Pending
-from planaria_coordinator.domain.engines.outcome import Copied
+from planaria_coordinator.domain.engines.outcome import Copied, Failure
+from planaria_coordinator.domain.job.refused import note_start_failure, refuse_node
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.replicas import (
@@ -66,16 +67,38 @@ def on_copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
     )
     if _still_missing(turn, pending.engine_id):
         copy_failed(turn, pending, f"layers of version {version} are still missing")
-    elif not turn.is_awaiting("copy"):
-        outcomes = turn.transition.copied
-        emit_layers_copied(
-            turn,
-            outcomes,
-            turn.transition.copied_bytes,
-            start_time=min(outcome.start_time for outcome in outcomes.values()),
-            end_time=max(outcome.end_time for outcome in outcomes.values()),
-        )
-        begin_activation(turn)
+    else:
+        _go_on_when_all_have_answered(turn)
+
+
+def _go_on_when_all_have_answered(turn: Turn) -> None:
+    if turn.is_awaiting("copy"):
+        return
+    if not turn.run.engines.keys() >= turn.target.engine_ids:
+        turn.retry_reason = "nodes of the plan could not read the initial state"
+        return
+    outcomes = turn.transition.copied
+    emit_layers_copied(
+        turn,
+        outcomes,
+        turn.transition.copied_bytes,
+        start_time=min(outcome.start_time for outcome in outcomes.values()),
+        end_time=max(outcome.end_time for outcome in outcomes.values()),
+    )
+    begin_activation(turn)
+
+
+def initial_state_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
+    """Do without a node that cannot read it; the job fails once no node can.
+
+    Who has read it before has some trouble with its storage, and tries again.
+    """
+    if turn.run.has_trained or turn.run.was_restored:
+        turn.retry_reason = failure.message
+        return
+    note_start_failure(turn, failure)
+    refuse_node(turn, pending.node_id, failure.message)
+    _go_on_when_all_have_answered(turn)
 
 
 def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:

@@ -16,11 +16,11 @@ from planaria_coordinator.domain.engines.preparing import (
     prepare_failed,
 )
 from planaria_coordinator.domain.job.cordons import cordon, fault_found, suspects
+from planaria_coordinator.domain.job.refused import refuse_node
 from planaria_coordinator.domain.job.signals import (
     EngineLost,
     NodeLost,
 )
-from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Loss, Turn
 from planaria_coordinator.domain.placement.peers import holds_every_layer
