@@ -5,7 +5,8 @@
     python -m benchmarks.chaos --replay 17      one schedule, verbosely, its files kept
 
 A schedule is the same for the same seed, number of events and steps: a failed one names the command
-that does it again. Which moment of a step an event meets is the machine's.
+that does it again. Which moment of a step an event meets is the machine's. Without root and
+nftables the schedules are others, which leave the network alone; the result says so.
 
 After each schedule the parameters must be bitwise those of an undisturbed run in one process, each
 sum must hold each microbatch once, and no engine may have been restarted that did not end.
@@ -21,8 +22,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.chaos.runner import NUM_NODES, Outcome, chaos_job, run_schedule, undisturbed
-from benchmarks.chaos.schedule import make_schedule
+from benchmarks.chaos.runner import (
+    Outcome,
+    chaos_job,
+    planned,
+    run_schedule,
+    undisturbed,
+    why_no_network,
+)
 from benchmarks.common.cells import PASSED, Product, Record, Results
 from benchmarks.common.jobs import write_text
 from benchmarks.common.results import machine, now, table
@@ -62,6 +69,7 @@ class Runs:
         self._commit = self._product.commit if arguments.write else ""
         self._results = Results(RESULTS / "results.json")
         self._spec = chaos_job(write_text(folder / "text.txt"), arguments.steps)
+        self._without_network = why_no_network()
         self._expected = undisturbed(self._spec, folder / "cache")
 
     def stored(self, seed: int) -> Record | None:
@@ -76,7 +84,7 @@ class Runs:
 
     def run(self, seed: int) -> Record:
         if self._arguments.replay is not None:
-            for event in make_schedule(seed, self._arguments.events_each, NUM_NODES):
+            for event in planned(seed, self._arguments.events_each, self._without_network):
                 print(event)
         outcome = run_schedule(
             self._folder / str(seed),
@@ -84,6 +92,7 @@ class Runs:
             num_events=self._arguments.events_each,
             spec=self._spec,
             expected=self._expected,
+            without_network=self._without_network,
         )
         _report(outcome, self._folder / str(seed), self._arguments)
         if not outcome.problems and self._arguments.replay is None:
@@ -103,7 +112,8 @@ class Runs:
         return record
 
     def _cell(self, seed: int) -> str:
-        return f"seed {seed}: {self._arguments.events_each} events, {self._arguments.steps} steps"
+        name = f"seed {seed}: {self._arguments.events_each} events, {self._arguments.steps} steps"
+        return f"{name}, network left alone" if self._without_network else name
 
 
 def _arguments() -> argparse.Namespace:
@@ -142,9 +152,11 @@ def _report(outcome: Outcome, folder: Path, arguments: argparse.Namespace) -> No
     result = "as undisturbed" if not outcome.problems else "; ".join(outcome.problems)
     print(
         f"seed {outcome.seed}: {len(outcome.done)} events, {outcome.num_recoveries} recoveries, "
-        f"{outcome.seconds:.0f} s: {result}",
+        f"{outcome.seconds:.0f} s, {outcome.database}: {result}",
         flush=True,
     )
+    if outcome.without_network:
+        print(f"  the network was left alone: {outcome.without_network}")
     if outcome.problems:
         again = replay_command(outcome.seed, arguments.events_each, arguments.steps)
         print(f"  logs in {folder}; again: {again}")
@@ -166,6 +178,11 @@ def write(records: Sequence[Record]) -> None:
         ("recoveries, joins and departures", sum(o["num_recoveries"] for o in outcomes)),
         ("microbatches redone", sum(o["redone_microbatches"] for o in outcomes)),
         ("schedules with a problem", sum(record.outcome != PASSED for record in records)),
+        ("schedules on PostgreSQL", sum(o["database"] == "postgresql" for o in outcomes)),
+        (
+            "schedules that left the network alone",
+            sum(bool(o["without_network"]) for o in outcomes),
+        ),
         ("minutes", f"{sum(record.seconds for record in records) / 60:.0f}"),
         ("commits", ", ".join(dict.fromkeys(record.commit for record in records))),
         ("machines", "; ".join(dict.fromkeys(record.machine for record in records))),

@@ -3,11 +3,18 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from benchmarks.chaos.schedule import Event
+from benchmarks.chaos.schedule import OF_LINKS, Event
 from benchmarks.common.trace import EngineTrace
 from planaria.models import Job, StepMetrics
 
-RESTARTING = frozenset({"kill_engine", "stop", "stop_briefly", "drain_and_return"})
+RESTARTING = OF_LINKS | {
+    "kill_engine",
+    "stop",
+    "stop_briefly",
+    "stop_agent",
+    "unplug",
+    "drain_and_return",
+}
 """Events behind which a node gets a new engine; a brief stop may turn out too long."""
 
 

@@ -20,12 +20,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.common.network import Network
 from benchmarks.common.ports import free_port
 from benchmarks.common.processes import Part, start_process
 from planaria import Client, ConflictError
 from planaria.models import Job, Node
+from planaria_common.credentials import ensure_token
 from planaria_worker.agent.engine_process import find_engine
 
+COORDINATOR = "coordinator"
+"""What a network calls the cable of coordinator and planner, where they have one."""
 DEFAULT_TIMEOUT_SECONDS = 150.0
 POLL_SECONDS = 0.05
 
@@ -33,9 +37,22 @@ POLL_SECONDS = 0.05
 class Cluster:
     """A planner, a coordinator and nodes; ends them all when it is left."""
 
-    def __init__(self, folder: Path, **coordinator_settings: object) -> None:
+    def __init__(
+        self, folder: Path, *, network: Network | None = None, **coordinator_settings: object
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: for the files of all parts.
+            network: where the nodes are, and the coordinator if it has a cable; None: loopback.
+            coordinator_settings: options of the coordinator.
+        """
         self.folder = folder
+        self.network = network
         self.host = "127.0.0.1"
+        self._prefix_of_services: Sequence[str] = ()
+        if network is not None:
+            self._join(network)
         self.environment: dict[str, str] = {}
         self.nodes: dict[str, Part] = {}
         self.planner: Part | None = None
@@ -46,6 +63,13 @@ class Cluster:
         self._planner_port = free_port()
         self._http_port = free_port()
         self._grpc_port = free_port()
+
+    def _join(self, network: Network) -> None:
+        self.host = network.host
+        if COORDINATOR in network:
+            self.host = network.address(COORDINATOR)
+            self._prefix_of_services = network.prefix(COORDINATOR)
+        ensure_token(self.token_file.parent)  # without one nobody listens beyond loopback
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +124,9 @@ class Cluster:
         self.coordinator.wait_ready()
 
     def _begin_planner(self) -> Part:
-        return self._start("planner", "planaria_planner", _flags({"port": self._planner_port}))
+        options = _flags({"port": self._planner_port})
+        prefix = self._prefix_of_services
+        return self._start("planner", "planaria_planner", options, prefix=prefix)
 
     def _begin_coordinator(self) -> Part:
         """Start a coordinator, which finds its planner as soon as there is one."""
@@ -112,7 +138,8 @@ class Cluster:
             "planner-addresses": f"127.0.0.1:{self._planner_port}",
             **{name.replace("_", "-"): value for name, value in self._settings.items()},
         }
-        return self._start("coordinator", "planaria_coordinator", _flags(options))
+        prefix = self._prefix_of_services
+        return self._start("coordinator", "planaria_coordinator", _flags(options), prefix=prefix)
 
     def start_node(self, node_id: str, environment: Mapping[str, str] | None = None) -> None:
         """Start an agent; `wait_for_nodes` tells when it is ready."""
@@ -129,16 +156,12 @@ class Cluster:
             "planaria_worker",
             _flags(options),
             environment={**self.environment, **(environment or {})},
-            prefix=self.node_prefix(node_id),
+            prefix=self.network.prefix(node_id) if self.network else (),
         )
 
-    def node_options(self, node_id: str) -> Mapping[str, object]:  # noqa: ARG002 - for subclasses
-        """Further options of an agent, for clusters of another kind."""
-        return {}
-
-    def node_prefix(self, node_id: str) -> Sequence[str]:  # noqa: ARG002 - for subclasses
-        """What an agent's command line begins with, for clusters of another kind."""
-        return ()
+    def node_options(self, node_id: str) -> Mapping[str, object]:
+        """Further options of an agent, for clusters of another kind to add to."""
+        return {"advertise-address": self.network.address(node_id)} if self.network else {}
 
     def _start(
         self,

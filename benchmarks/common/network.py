@@ -18,6 +18,9 @@ _NETWORKS = itertools.cycle(range(_MAX_NETWORKS))
 
 _ADDRESS = "02:00:00:00:00:01"
 
+RESET = "meta l4proto tcp reject with tcp reset"
+"""What nftables do to a packet: its sender learns that the connection is over."""
+
 
 class NetworkError(Exception):
     """This machine does not allow it; says why."""
@@ -37,6 +40,9 @@ class Network:
     def host(self) -> str:
         """The address outside the namespaces."""
         return f"{self._subnet}.1"
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._numbers
 
     def address(self, node_id: str) -> str:
         return f"{self._subnet}.{self._numbers[node_id]}"
@@ -74,6 +80,25 @@ class Network:
             f"add rule {table} {hook} {rule}",
         ):
             _run(*self.prefix(node_id), "nft", words)
+
+    def cut_from_peers(
+        self,
+        node_id: str,
+        host: str,
+        answer: str = "drop",
+        hooks: Sequence[str] = ("input", "output"),
+    ) -> None:
+        """Let a node's packets pass only from and to one host, until `unfilter`.
+
+        Args:
+            node_id: of the node.
+            host: the address that it still reaches: the coordinator's.
+            answer: what becomes of all other packets, in words of nft.
+            hooks: of which directions.
+        """
+        others = {"input": "iifname eth0 ip saddr", "output": "oifname eth0 ip daddr"}
+        for hook in hooks:
+            self.filter(node_id, hook, f"{others[hook]} != {host} {answer}")
 
     def unfilter(self, node_id: str) -> None:
         """Remove all rules of a node."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -65,14 +65,24 @@ class Hurt:
 class Workbench:
     """Real processes on loopback; ends them all when it is left."""
 
-    def __init__(self, folder: Path, num_nodes: int, **coordinator_settings: object) -> None:
+    def __init__(
+        self, folder: Path, num_nodes: int, *, cluster_type: type[Cluster] = Cluster, **options: Any
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: for everything that is written; must not exist.
+            num_nodes: how many are started.
+            cluster_type: how parts are started.
+            options: those of the cluster.
+        """
         self.folder = folder
         self.text = write_text(folder / "text.txt")
         self._traces = folder / "traces"
         self._traces.mkdir()
         self._num_nodes = num_nodes
         self._num_started = 0
-        self.cluster = Cluster(folder / "cluster", **coordinator_settings)
+        self.cluster = cluster_type(folder / "cluster", **options)
 
     def __enter__(self) -> Self:
         try:

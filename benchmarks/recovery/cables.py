@@ -5,7 +5,6 @@ Nodes are network namespaces, and need root and `ip` (iproute2).
 
 import random
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,10 @@ from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import job, write_text
 from benchmarks.common.network import Network
 from benchmarks.common.results import summary
-from planaria_common.credentials import ensure_token
 
 NUM_NODES = 4
 MANY_STEPS = 1_000_000
 _TIMEOUT_SECONDS = 60.0
-
-
-class Cabled(Cluster):
-    """A cluster whose nodes have a network of their own."""
-
-    def __init__(self, folder: Path, network: Network, deadline_seconds: float) -> None:
-        super().__init__(folder, node_deadline_seconds=deadline_seconds)
-        self._network = network
-        self.host = network.host
-        ensure_token(self.token_file.parent)  # without one nobody listens beyond loopback
-
-    def node_options(self, node_id: str) -> Mapping[str, object]:
-        return {"advertise-address": self._network.address(node_id)}
-
-    def node_prefix(self, node_id: str) -> Sequence[str]:
-        return self._network.prefix(node_id)
 
 
 def measure_cables(
@@ -46,7 +28,9 @@ def measure_cables(
     text = write_text(folder / "text.txt")
     with (
         Network(nodes) as network,
-        Cabled(folder / "cluster", network, deadline_seconds) as cluster,
+        Cluster(
+            folder / "cluster", network=network, node_deadline_seconds=deadline_seconds
+        ) as cluster,
     ):
         cluster.start(NUM_NODES)
         job_id = cluster.client.submit(job("paced", text, steps=MANY_STEPS, seed=seed)).id

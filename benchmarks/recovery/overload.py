@@ -15,10 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import job, write_text
 from benchmarks.common.network import Network
 from benchmarks.common.results import summary
-from benchmarks.recovery.cables import MANY_STEPS, NUM_NODES, Cabled
+from benchmarks.recovery.cables import MANY_STEPS, NUM_NODES
 
 LOOPS_OF_A_CORE = 4
 LOSSES = ("node_lost", "engine_lost", "node_left_out")
@@ -37,7 +38,9 @@ def measure_overload(
     text = write_text(folder / "text.txt")
     with ExitStack() as stack:
         network = stack.enter_context(Network(nodes))
-        cluster = stack.enter_context(Cabled(folder / "cluster", network, deadline_seconds))
+        cluster = stack.enter_context(
+            Cluster(folder / "cluster", network=network, node_deadline_seconds=deadline_seconds)
+        )
         cluster.start(NUM_NODES)
         job_id = cluster.client.submit(job("paced", text, steps=MANY_STEPS, seed=seed)).id
         first_step = cluster.wait_for_step(job_id, 2).step
@@ -65,7 +68,7 @@ def measure_overload(
     }
 
 
-def _stop(cluster: Cabled, node_id: str, seconds: float) -> None:
+def _stop(cluster: Cluster, node_id: str, seconds: float) -> None:
     cluster.signal_node(node_id, signal.SIGSTOP)
     try:
         time.sleep(seconds)

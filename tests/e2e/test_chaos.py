@@ -18,11 +18,11 @@ def prepared(folder: Path, steps: int) -> tuple[JobSpec, Expected]:
 
 
 def test_a_few_random_events_leave_no_trace_in_the_model(tmp_path: Path) -> None:
-    """[1, 2, 6] Seed 393 kills the coordinator, a node and an engine."""
+    """[1, 2, 6] Seed 78508 kills a node and an engine; and the coordinator, if links can be cut."""
     spec, expected = prepared(tmp_path, steps=120)
-    outcome = run_schedule(tmp_path / "run", 393, num_events=3, spec=spec, expected=expected)
-    assert outcome.problems == (), replay_command(393, 3, 120)
-    assert [event.kind for event in outcome.done] == ["kill_coordinator", "kill", "kill_engine"]
+    outcome = run_schedule(tmp_path / "run", 78508, num_events=3, spec=spec, expected=expected)
+    assert outcome.problems == (), replay_command(78508, 3, 120)
+    assert {event.kind for event in outcome.done} > {"kill", "kill_engine"}
     assert outcome.num_recoveries
 
 

@@ -2,16 +2,16 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.common.cluster import COORDINATOR
 from benchmarks.common.jobs import small_job
-from benchmarks.common.ports import free_port
-from benchmarks.common.processes import Part
+from benchmarks.common.moving import MovingCluster
 from benchmarks.oracle.from_spec import reference_run
 from benchmarks.oracle.reference import ReferenceResult
 from e2e.matrix.pace import hold
@@ -27,52 +27,10 @@ STEPS = 16
 FIRST_HELD, LAST_HELD = 4, 12
 """The fault begins when the job is held in the first of these steps, and ends before the second."""
 DEADLINE_SECONDS = 2
-COORDINATOR = "coordinator"
 
 
-class IsolatedPool(Pool):
-    """A pool whose planner and coordinator have a cable of their own."""
-
-    def __init__(self, folder: Path, network: Network, **options: Any) -> None:
-        super().__init__(folder, network=network, **options)
-        self._cables = network
-        self.host = network.address(COORDINATOR)
-
-    def _start(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = (),
-    ) -> Part:
-        outside = () if name in self.node_ids else self._cables.prefix(COORDINATOR)
-        return super()._start(
-            name, module, arguments, environment=environment, prefix=prefix or outside
-        )
-
-    @property
-    def node_ids(self) -> frozenset[str]:
-        return frozenset(f"node-{index}" for index in range(NUM_NODES))
-
-
-class MovingPool(Pool):
+class MovingPool(MovingCluster, Pool):
     """A pool whose agents know a second address of the coordinator."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(folder, **options)
-        self._next_port = free_port()
-        self._addresses = f"{self.grpc_address},{self.host}:{self._next_port}"
-
-    def node_options(self, node_id: str) -> Mapping[str, object]:
-        return {**super().node_options(node_id), "coordinator": self._addresses}
-
-    def move_coordinator(self) -> None:
-        """Kill it, and start it at the other address."""
-        self.kill_coordinator()
-        self._grpc_port = self._next_port
-        self.start_coordinator()
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +57,14 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture
-def isolated(no_forks: None, tmp_path: Path) -> Iterator[tuple[IsolatedPool, Network]]:
+def isolated(no_forks: None, tmp_path: Path) -> Iterator[tuple[Pool, Network]]:
     nodes = [f"node-{index}" for index in range(NUM_NODES)]
     with ExitStack() as stack:
         try:
             network = stack.enter_context(Network([*nodes, COORDINATOR]))
         except NetworkError as error:
             pytest.skip(f"no network namespaces: {error}")
-        pool = stack.enter_context(IsolatedPool(tmp_path / "cluster", network, **OPTIONS))
+        pool = stack.enter_context(Pool(tmp_path / "cluster", network=network, **OPTIONS))
         pool.start(NUM_NODES)
         yield pool, network
 
@@ -166,7 +124,7 @@ def silent_nodes(pool: Pool, job: Job) -> tuple[str, ...]:
 
 
 def cut_the_coordinator_off(
-    isolated: tuple[IsolatedPool, Network], spec: JobSpec, seconds: float, expected: ReferenceResult
+    isolated: tuple[Pool, Network], spec: JobSpec, seconds: float, expected: ReferenceResult
 ) -> None:
     pool, network = isolated
     held = Held(pool, spec)
@@ -182,7 +140,7 @@ def cut_the_coordinator_off(
 
 
 def test_a_coordinator_that_is_cut_off_takes_nobody_to_be_lost(
-    isolated: tuple[IsolatedPool, Network], spec: JobSpec, expected: ReferenceResult
+    isolated: tuple[Pool, Network], spec: JobSpec, expected: ReferenceResult
 ) -> None:
     """[5, 10] Its own cable is pulled for longer than the deadline: training notices nothing."""
     cut_the_coordinator_off(isolated, spec, 3 * DEADLINE_SECONDS, expected)
@@ -190,7 +148,7 @@ def test_a_coordinator_that_is_cut_off_takes_nobody_to_be_lost(
 
 @pytest.mark.slow
 def test_a_coordinator_that_is_cut_off_for_long_takes_nobody_to_be_lost(
-    isolated: tuple[IsolatedPool, Network], spec: JobSpec, expected: ReferenceResult
+    isolated: tuple[Pool, Network], spec: JobSpec, expected: ReferenceResult
 ) -> None:
     """[5, 10] Longer than leases, and than connections outlive by themselves."""
     cut_the_coordinator_off(isolated, spec, 30.0, expected)
@@ -198,7 +156,7 @@ def test_a_coordinator_that_is_cut_off_for_long_takes_nobody_to_be_lost(
 
 @pytest.mark.slow
 def test_a_machine_whose_cable_is_pulled_is_lost_since_others_do_not_reach_it(
-    isolated: tuple[IsolatedPool, Network], spec: JobSpec
+    isolated: tuple[Pool, Network], spec: JobSpec
 ) -> None:
     pool, network = isolated
     held = Held(pool, spec)

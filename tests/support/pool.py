@@ -14,17 +14,15 @@ An engine reads the script that was the newest one when it started, and its line
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.cluster import Cluster
-from planaria_common.credentials import ensure_token
 from planaria_worker.engine.failpoint_script import mark
 from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
 from planaria_worker.engine.telemetry import ENVIRONMENT_VARIABLE as TRACE
-from support.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +89,13 @@ class Traced:
 class Pool(Cluster):
     """Nodes whose engines take failpoints, and tell what they do."""
 
-    def __init__(self, folder: Path, *, network: Network | None = None, **options: Any) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         """Starts nothing yet.
 
         Args:
             folder: for the files of all parts.
-            network: where the nodes are, `node-0` and so on; None: all on loopback.
             options: those of `Cluster`; with `node_deadline_seconds`.
         """
-        self.network = network
         self.traces = folder / "traces"
         self._scripts = folder / "scripts"
         self._newest = folder / "script"
@@ -109,15 +105,7 @@ class Pool(Cluster):
             each.mkdir(parents=True)
         super().__init__(folder, **options)
         self.environment = {FAILPOINTS: str(self._newest), TRACE: str(self.traces)}
-        self.host = network.host if network else self.host
         self.new_script()
-        ensure_token(self.token_file.parent)  # without one nobody listens beyond loopback
-
-    def node_options(self, node_id: str) -> Mapping[str, object]:
-        return {"advertise-address": self.network.address(node_id)} if self.network else {}
-
-    def node_prefix(self, node_id: str) -> Sequence[str]:
-        return self.network.prefix(node_id) if self.network else ()
 
     def new_script(self) -> Script:
         """Give engines that start from now on another script."""

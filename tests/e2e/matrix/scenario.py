@@ -265,14 +265,9 @@ class Scenario:
                 case Action.CUT:
                     self._network.cut(fault.node_id)
                 case Action.CUT_PEERS:
-                    self._cut_from_peers(fault.node_id)
+                    self._network.cut_from_peers(fault.node_id, self._pool.host)
         if self._case.action in (Action.CUT, Action.SILENT, Action.CUT_PEERS):
             self._gate_of_nodes.touch()  # the engine goes on
-
-    def _cut_from_peers(self, node_id: str) -> None:
-        host = self._network.host
-        self._network.filter(node_id, "input", f"iifname eth0 ip saddr != {host} drop")
-        self._network.filter(node_id, "output", f"oifname eth0 ip daddr != {host} drop")
 
     @property
     def _network(self) -> Network:

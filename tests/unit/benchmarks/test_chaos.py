@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import runner
+from benchmarks.chaos import disturbance as chaos
 from benchmarks.chaos.checks import ledger_is_exact, nobody_restarted_in_vain
 from benchmarks.chaos.schedule import OF_NO_NODE, Event, make_schedule
 from benchmarks.common import trace
@@ -45,7 +45,7 @@ def test_a_node_that_is_being_freed_counts_as_lost_until_it_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The job runs all the while, by a plan that counts on that node."""
-    monkeypatch.setattr(runner, "SECONDS_TO_NOTICE", 0.0)
+    monkeypatch.setattr(chaos, "SECONDS_TO_NOTICE", 0.0)
     node = SimpleNamespace(id="a", state="READY")
     client = SimpleNamespace(
         drain_node=lambda _: setattr(node, "state", "DRAINING"),
@@ -60,7 +60,7 @@ def test_a_node_that_is_being_freed_counts_as_lost_until_it_is_free(
     )
     plan = SimpleNamespace(fault_tolerance=2)
     run: Any = SimpleNamespace(job=SimpleNamespace(state="RUNNING", is_done=False), plan=plan)
-    disturbance = runner.Disturbance(cluster, run, lambda _: None)
+    disturbance = chaos.Disturbance(cluster, run, lambda _: None)
     assert disturbance._may_lose_another()
     disturbance._do(Event(kind="drain", node_id="a", delay_steps=0.0))
     assert disturbance._may_lose_another()
