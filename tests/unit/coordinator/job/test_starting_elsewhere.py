@@ -98,16 +98,12 @@ async def test_a_job_waits_while_there_are_no_nodes(monkeypatch: pytest.MonkeyPa
     assert world.run.start_failure is None
 
 
-@pytest.mark.parametrize("num_unable", [2, 4])
-async def test_others_read_the_initial_state(
-    monkeypatch: pytest.MonkeyPatch, num_unable: int
-) -> None:
-    """[10] It fails only when no node can read it. Guard: `initial_state_failed`."""
-    unable = {f"n{index}" for index in range(num_unable)}
+def without_initial_state(patch: pytest.MonkeyPatch, nodes: Collection[str]) -> None:
+    """Let some nodes find the state that the job begins with damaged."""
     carry_out = SimAgent.carry_out
 
     def fail_to_copy(self: SimAgent, directive: Directive) -> None:
-        if self.node_id not in unable or not isinstance(directive.command, Copy):
+        if self.node_id not in nodes or not isinstance(directive.command, Copy):
             carry_out(self, directive)
             return
         outcome = Failure(reason=ErrorReason.INIT_UNUSABLE, message=f"{self.node_id}: damaged")
@@ -117,8 +113,56 @@ async def test_others_read_the_initial_state(
         if self.session is not None:
             self.session.result(result)
 
-    monkeypatch.setattr(SimAgent, "carry_out", fail_to_copy)
+    patch.setattr(SimAgent, "carry_out", fail_to_copy)
+
+
+@pytest.mark.parametrize("num_unable", [2, 4])
+async def test_others_read_the_initial_state(
+    monkeypatch: pytest.MonkeyPatch, num_unable: int
+) -> None:
+    """[10] It fails only when no node can read it. Guard: `initial_state_failed`."""
+    unable = {f"n{index}" for index in range(num_unable)}
+    without_initial_state(monkeypatch, unable)
     world = await submitted(6)
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert set(world.run.refused) == unable
+
+
+@pytest.mark.parametrize("event", ["answer", "loss", "loss of the last", "restart", "pause"])
+async def test_what_happens_before_the_others_have_read_it(
+    monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """A plan's node has been refused, and others still read: the next plan is without it."""
+    without_initial_state(monkeypatch, {"n0"})
+    world = World()
+    await world.start(6)
+    world.hold("copy", "n1", "n2", "n3")
+    await world.submit(
+        resources={"min_nodes_per_pipeline": 2, "max_nodes": 4}, resilience={"fault_tolerance": 1}
+    )
+    await world.settle()
+    assert set(world.run.refused) == {"n0"}
+    match event:
+        case "loss":
+            await world.kill_node("n1")
+        case "loss of the last":
+            for node_id in ("n1", "n2", "n3"):
+                await world.kill_node(node_id)
+        case "restart":
+            await world.crash_coordinator()
+            await world.reconnect()
+        case "pause":
+            await world.coordinator.jobs.pause(world.job_id)
+    await world.release()
+    await world.advance(10)
+    if event == "pause":
+        assert (await world.job()).state is JobState.PAUSED
+        await world.coordinator.jobs.resume(world.job_id)
+        await world.advance(5)
+    if event != "loss of the last":
+        await world.train(2)
+        assert (await world.job()).state is JobState.RUNNING
+        assert "n0" not in world.run.nodes
+    else:
+        assert (await world.job()).state is JobState.PENDING
