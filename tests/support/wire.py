@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 
 class Wire:
@@ -14,16 +15,22 @@ class Wire:
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
-        self._server = self._loop.run_until_complete(
+        self._carries = asyncio.Event()
+        self._carries.set()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._server: asyncio.Server = self._call(
             asyncio.start_server(self._forward, "127.0.0.1", 0)
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
 
     def cut(self) -> None:
         """End all connections, and refuse new ones."""
         self._call(self._cut())
+
+    def fall_silent(self) -> None:
+        """Keep all connections, but carry nothing more until they are cut."""
+        self._loop.call_soon_threadsafe(self._carries.clear)
 
     def mend(self) -> None:
         """Let new connections through again."""
@@ -41,20 +48,24 @@ class Wire:
         self._thread.join()
         self._loop.close()
 
-    def _call(self, coroutine: object) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)  # type: ignore[arg-type]
+    def _call(self, coroutine: Coroutine[object, object, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _cut(self) -> None:
         self._is_cut = True
+        self._carries.set()
         for writer in list(self._writers):
             writer.transport.abort()
 
     async def _end(self) -> None:
         """Cut, and wait until nothing is left that the loop would have to close."""
-        self._server.close()
+        for socket in self._server.sockets:
+            # Closed at once, the server would lose a connection that it has just taken.
+            self._loop.remove_reader(socket.fileno())
         await self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*others, return_exceptions=True)
+        self._server.close()
         await asyncio.sleep(0)  # connections end in the next turn of the loop
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,10 +89,10 @@ class Wire:
         finally:
             self._writers.discard(writer)
 
-    @staticmethod
-    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
+                await self._carries.wait()
                 writer.write(data)
                 await writer.drain()
         except OSError:

@@ -27,6 +27,7 @@ from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.grpcwire import is_healthy
 from planaria_common.logging import configure_logging, drain_logs
+from support.wire import Wire
 
 SERVICE = "test.v1.EchoService"
 TOKEN = "right"
@@ -209,41 +210,6 @@ async def test_no_open_port_beyond_loopback() -> None:
         await server.start()
 
 
-class Wire:
-    """A way to a server that can be cut: then it takes what is sent, and passes nothing on."""
-
-    def __init__(self) -> None:
-        self._is_whole = asyncio.Event()
-        self._is_whole.set()
-
-    def cut(self) -> None:
-        self._is_whole.clear()
-
-    @contextlib.asynccontextmanager
-    async def to(self, address: str) -> AsyncIterator[str]:
-        """Lay it; the address of its near end."""
-        host, _, port = address.rpartition(":")
-        joins: list[asyncio.Task[None]] = []
-
-        async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            there, to_there = await asyncio.open_connection(host, int(port))
-            with contextlib.closing(writer), contextlib.closing(to_there):
-                await asyncio.gather(self._carry(reader, to_there), self._carry(there, writer))
-
-        async with await asyncio.start_server(
-            lambda *ends: joins.append(asyncio.create_task(join(*ends))), "127.0.0.1", 0
-        ) as listener:
-            yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-            for task in joins:
-                task.cancel()
-            await asyncio.gather(*joins, return_exceptions=True)
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(4096):
-            await self._is_whole.wait()
-            writer.write(data)
-
-
 async def first_answer(channel: grpc.aio.Channel) -> Any:
     """Open a stream and get one answer; returns the stream."""
     call = channel.stream_stream(f"/{SERVICE}/EchoEach", **CLIENT_WIRE)(metadata=bearer(TOKEN))
@@ -257,12 +223,13 @@ async def test_a_stream_ends_when_its_peer_is_gone_without_a_word(
 ) -> None:
     """Guard: the keepalive. No packet says that a machine is gone."""
     monkeypatch.setattr(grpcclient, "KEEPALIVE_SECONDS", 0.1)
-    wire = Wire()
-    async with wire.to(server.address) as near, open_channel(near) as channel:
-        call = await first_answer(channel)
-        wire.cut()
-        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
-            await asyncio.wait_for(call.read(), 20)
+    host, _, port = server.address.rpartition(":")
+    with contextlib.closing(Wire(host, int(port))) as wire:
+        async with open_channel(f"127.0.0.1:{wire.port}") as channel:
+            call = await first_answer(channel)
+            wire.fall_silent()
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await asyncio.wait_for(call.read(), 20)
 
 
 @pytest.mark.slow
