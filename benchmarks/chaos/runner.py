@@ -93,7 +93,7 @@ def run_schedule(
     num_events: int,
     spec: JobSpec,
     expected: Expected,
-    without_network: str = "",
+    without_network: str,
 ) -> Outcome:
     """Start a cluster, train the job through a schedule to its end, and check everything.
 

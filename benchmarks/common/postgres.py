@@ -8,6 +8,7 @@ It needs Debian's package `postgresql`, but no server that is already running an
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.common.ports import free_port
+from benchmarks.common.processes import Part
 
 USER = "planaria"
 PASSWORD = "only-for-this-test"  # noqa: S105
@@ -70,18 +72,14 @@ def _server(folder: Path, host: str, port: int) -> Iterator[None]:
             stderr=log,
             env=_environment(),
             user=user,
+            text=True,
         )
     try:
         _wait_until_ready([f"{found}/pg_isready", "-q", *address], server, folder / "log")
         _run([f"{found}/createdb", *address, "-U", USER, USER], user)
         yield
     finally:
-        server.terminate()
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        Part(name="PostgreSQL", process=server, log=folder / "log").end(signal.SIGTERM)
 
 
 def _unprivileged(folder: Path) -> str | None:
@@ -116,7 +114,7 @@ def _run(command: Sequence[str], user: str | None) -> None:
     assert result.returncode == 0, f"{command[0]}: {result.stderr}"
 
 
-def _wait_until_ready(question: Sequence[str], server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_ready(question: Sequence[str], server: subprocess.Popen[str], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while subprocess.run(question, env=_environment(), check=False).returncode:
         if server.poll() is not None or time.monotonic() > deadline:

@@ -15,8 +15,9 @@ import pytest
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
+from benchmarks.common.postgres import postgres_server
 from planaria.job import JobSpec
-from support.postgres import needs_postgres, postgres_server
+from support.postgres import needs_postgres
 from support.wire import Wire
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_postgres]

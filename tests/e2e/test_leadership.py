@@ -9,11 +9,12 @@ import pytest
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
 from benchmarks.common.ports import free_port
+from benchmarks.common.postgres import postgres_server
 from benchmarks.common.processes import Part
 from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
 from planaria_common.service import REPLACED_STATUS
-from support.postgres import needs_postgres, postgres_server
+from support.postgres import needs_postgres
 from support.wire import Wire
 
 pytestmark = [pytest.mark.e2e, needs_postgres]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
+from benchmarks.common.postgres import postgres_server
 from planaria import Client
 from planaria.job import JobSpec
 from planaria.local import cluster as local_cluster
@@ -17,7 +18,7 @@ from planaria.local import state as local_state
 from planaria.local.startup import ClusterOptions
 from planaria.local.state import LocalCluster
 from planaria.local.supervisor import start_supervised
-from support.postgres import needs_postgres, postgres_server
+from support.postgres import needs_postgres
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

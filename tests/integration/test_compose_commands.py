@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ import pytest
 import yaml
 
 from benchmarks.common.ports import free_port
+from benchmarks.common.postgres import PASSWORD, postgres_server
+from benchmarks.common.processes import Part
 from planaria import Client
-from support.postgres import PASSWORD, needs_postgres, postgres_server
+from support.postgres import needs_postgres
 from support.repository import ROOT
 
 pytestmark = pytest.mark.integration
@@ -67,16 +70,12 @@ class Containers:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                text=True,
             )
         try:
             yield
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            Part(name=name, process=process, log=self._folder / f"{name}.log").end(signal.SIGTERM)
 
     def wait_until_healthy(self, service: str) -> None:
         """Ask the service's own health check until it is content."""

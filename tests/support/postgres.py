@@ -1,15 +1,10 @@
-"""A PostgreSQL server of a test's own, which benchmarks use as well.
-
-Tests that use it are marked `needs_postgres`.
-"""
+"""Which tests need a PostgreSQL server of their own."""
 
 import os
 
 import pytest
 
-from benchmarks.common.postgres import PASSWORD, postgres_server, programs
-
-__all__ = ["PASSWORD", "needs_postgres", "postgres_server", "programs"]
+from benchmarks.common.postgres import programs
 
 # Skipped where it is missing, but never in CI, which has to have it.
 needs_postgres = pytest.mark.skipif(

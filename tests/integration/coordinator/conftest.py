@@ -9,9 +9,9 @@ from pathlib import Path
 import asyncpg  # type: ignore[import-untyped]  # ships no types
 import pytest
 
+from benchmarks.common.postgres import postgres_server, programs
 from integration.coordinator.process import environment
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
-from support.postgres import postgres_server, programs
 from unit.coordinator_edge.fakes import job
 
 MAX_LOG_LINES = 5
