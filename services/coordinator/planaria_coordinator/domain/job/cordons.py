@@ -63,8 +63,17 @@ def suspects(turn: Turn) -> dict[str, Cordon]:
 
 
 def fault_found(turn: Turn, node_id: str) -> None:
-    """Forget that links failed with a node, and lift what followed: it is known what ailed it."""
-    _clear(turn, _excused(turn.run, {node_id}))
+    """Lift what followed from links that failed with a node: it is known what ailed it.
+
+    If links fail with it again, its earlier pauses count.
+    """
+    run = turn.run
+    _clear(turn, _excused(run, {node_id}) | ({node_id} & run.cordoned.keys()))
+
+
+def forget_cordon(turn: Turn, node_id: str) -> None:
+    """Lift it, and forget it: no link was at fault, or the machine is gone."""
+    fault_found(turn, node_id)
     if node_id in turn.run.cordoned:
         turn.change(cordoned={n: c for n, c in turn.run.cordoned.items() if n != node_id})
 

@@ -57,7 +57,7 @@ from planaria_coordinator.domain.engines.outcome import (
 from planaria_coordinator.domain.engines.preparing import on_prepared, prepare_failed
 from planaria_coordinator.domain.job import user_requests
 from planaria_coordinator.domain.job.commits import note_commit
-from planaria_coordinator.domain.job.cordons import fault_found
+from planaria_coordinator.domain.job.cordons import fault_found, forget_cordon
 from planaria_coordinator.domain.job.end_of_training import (
     end_when_checkpointed,
     export_failed,
@@ -197,8 +197,8 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
                 turn.note_run(committed_steps=turn.run.requirements.num_commits)
         case CheckpointReported():
             checkpoint_protocol.reported(turn, signal)
-        case NodeLost(node_id=node_id):
-            fault_found(turn, node_id)
+        case NodeLost(node_id=node_id, gone=gone):
+            (forget_cordon if gone else fault_found)(turn, node_id)
             lost_engines.node_lost(turn, signal)
         case HoldersReturned():
             holders_returned(turn, signal)

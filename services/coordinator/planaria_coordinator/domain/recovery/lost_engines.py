@@ -15,7 +15,7 @@ from planaria_coordinator.domain.engines.preparing import (
     note_failure,
     prepare_failed,
 )
-from planaria_coordinator.domain.job.cordons import cordon, fault_found, suspects
+from planaria_coordinator.domain.job.cordons import cordon, forget_cordon, suspects
 from planaria_coordinator.domain.job.refused import refuse_node
 from planaria_coordinator.domain.job.signals import (
     EngineLost,
@@ -113,7 +113,7 @@ def _note_own_end(turn: Turn, engine_id: str, fault_time: datetime) -> None:
     node_id = node_of(engine_id)
     if node_id in suspects(turn):
         before, why = tuple(turn.run.engines), f"{turn.limits.num_attempts} engines failed on it"
-        fault_found(turn, node_id)
+        forget_cordon(turn, node_id)
         strike_spare_node(turn, node_id, why)
         gone = _gone_since(turn, before)
         if gone:
