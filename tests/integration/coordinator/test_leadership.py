@@ -114,6 +114,33 @@ async def test_who_is_frozen_in_a_statement_holds_nobody_up(empty_postgresql_url
     await first.close()
 
 
+async def test_who_is_frozen_in_a_transaction_is_ended_by_the_server(
+    empty_postgresql_url: str,
+) -> None:
+    """Nobody else has to come for it. Guard: the time-outs of `_SESSION`."""
+    database = await open_database(empty_postgresql_url, max_log_lines_per_job=MAX_LOG_LINES)
+    other = await asyncpg.connect(empty_postgresql_url.replace("+asyncpg", ""))
+    locked = asyncio.Event()
+
+    async def freeze() -> None:
+        async with database.unit_of_work() as work:
+            await work.nodes.save(node("a"))
+            await work.nodes.all()
+            async with asyncio.timeout(20), other.transaction():
+                await other.execute("LOCK TABLE leadership, nodes")
+            locked.set()
+            await work.commit()
+
+    with pytest.raises(PlanariaError) as ended:
+        await freeze()
+    assert locked.is_set()
+    assert ended.value.reason is ErrorReason.UNAVAILABLE
+    async with database.unit_of_work() as work:
+        assert await work.nodes.all() == []
+    await other.close()
+    await database.close()
+
+
 async def test_a_new_database_does_not_begin_with_old_epochs(tmp_path: Path) -> None:
     """Agents have heard of the epoch of the database that was lost, or restored from a backup."""
     epochs: list[int] = []
