@@ -353,29 +353,54 @@ async def test_nobody_that_trains_makes_way_for_a_node_that_joins() -> None:
     assert {engine.id for engine in world.members()} == before
 
 
-async def test_a_joining_node_without_which_the_new_plan_is_none_is_left_out() -> None:
-    """All are parked for it, and the others hold every layer. Guard: `choose_joining`."""
+async def parked_join() -> World:
+    """All are parked for a plan with n9, since it could not be staged, and are to activate it."""
     world = await running_world(
         2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
     )
     world.hold("stage_plan")
     await world.add_node("n9", "stage_plan")
-    world.hold("activate")
     for agent in world.agents.values():
         refuse_what_is_held(agent)
-    for agent in world.agents.values():
-        agent.held_kinds.add("activate")
+    world.hold("activate")
     await world.train(2)
     assert world.phase is Phase.ACTIVATING
-    say(world, "n1", ["n9"], STALLED)
-    await world.settle()
+    return world
+
+
+async def refuse_to_activate(world: World) -> None:
+    """Nobody can; what comes next is held as well."""
     for agent in world.agents.values():
         refuse_what_is_held(agent)
+    world.hold("activate")
     await world.settle()
+
+
+async def test_a_joining_node_without_which_the_new_plan_is_none_is_left_out() -> None:
+    """All are parked for it, and the others hold every layer. Guard: `choose_joining`."""
+    world = await parked_join()
+    say(world, "n1", ["n9"], STALLED)
+    await world.settle()
+    await refuse_to_activate(world)
     assert left_out(world) == ["n9"]
     assert "job_waiting" not in world.event_types()
+    await world.release()
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_a_joining_node_whose_engine_is_lost_keeps_nobody_parked() -> None:
+    """There is nothing of it to leave out. Guard: `joining_nodes`."""
+    world = await parked_join()
+    world.agents["n9"].lose_engine(world.engine_on("n9").id)
+    await world.settle()
+    for _ in range(3):
+        await refuse_to_activate(world)
+    await world.release()
+    await world.advance(3)
+    assert (await world.job()).state is JobState.RUNNING
+    assert left_out(world) == []
+    await world.train(2)
 
 
 async def test_a_link_that_no_step_uses_disturbs_nobody() -> None:

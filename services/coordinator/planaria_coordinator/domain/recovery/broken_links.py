@@ -143,7 +143,7 @@ def choose_to_leave_out(
 def choose_joining(turn: Turn, reason: str) -> Choice | None:
     """Return the nodes whose joining fails; None where the others cannot go on without them."""
     run, transition = turn.run, turn.transition
-    nodes = tuple(n for n in transition.history.nodes_joined if n in run.nodes)
+    nodes = joining_nodes(turn)
     left = [n for n in run.usable_nodes if n not in nodes and n not in run.draining]
     holdings = {
         engine_id: layers_of_version(report.layers, transition.target_steps)
@@ -154,6 +154,12 @@ def choose_joining(turn: Turn, reason: str) -> Choice | None:
     if not nodes or len(left) < run.nodes_per_replica or not is_whole:
         return None
     return Choice(nodes=nodes, is_possible=True, reason=f"{', '.join(nodes)} cannot join: {reason}")
+
+
+def joining_nodes(turn: Turn) -> tuple[str, ...]:
+    """Return the nodes that the change under way lets join; not one whose engine was lost since."""
+    usable = turn.run.usable_nodes
+    return tuple(n for n in turn.transition.history.nodes_joined if n in usable)
 
 
 def leave_out(turn: Turn, choice: Choice) -> None:

@@ -27,6 +27,7 @@ from planaria_coordinator.domain.recovery.activation import (
 )
 from planaria_coordinator.domain.recovery.broken_links import (
     choose_to_leave_out,
+    joining_nodes,
     leave_out,
     only_joining,
 )
@@ -141,12 +142,12 @@ def _choose_to_leave_out(turn: Turn) -> Choice | None:
     process, which is reported shortly. Nobody that trains makes way for nodes that join: where only
     the new plan needs the links, these are left out.
     """
-    run, history = turn.run, turn.transition.history
+    run = turn.run
     both = (*run.placements, turn.target)
     choice = choose_to_leave_out(turn, is_old=False, placements=both)
     if choice is None or (choice.is_possible and only_joining(run, choice)):
         return choice
-    joining = tuple(n for n in history.nodes_joined if n in run.nodes)
+    joining = joining_nodes(turn)
     if not joining or not turn.transition.begins_at_commit:
         return choose_to_leave_out(turn, placements=both)
     if choose_to_leave_out(turn, is_old=False) is not None:
