@@ -13,6 +13,7 @@ from benchmarks.common.jobs import small_job
 from benchmarks.oracle.from_spec import reference_run
 from e2e.conftest import NUM_NODES
 from planaria.job import JobSpec
+from planaria.models import Job
 from support.repository import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -135,25 +136,48 @@ def test_a_scheduler_that_misbehaves_in_a_recovery_changes_nothing(
     small_nodes: Cluster, trained: JobSpec, digest: str, behaviour: str
 ) -> None:
     """The planner's plan is taken, an event names the rule, and the model is the same."""
-    cluster = small_nodes
-    cluster.heal(NUM_NODES)
-    script = ("tests/support/misbehaving_scheduler.py", cluster.grpc_address, "mine")
-    with run(*script, str(cluster.token_file), behaviour) as scheduler:
-        job = cluster.client.submit(trained)
-        cluster.wait_for_step(job.id, 5)
-        cluster.kill_node("node-3")
-        assert read_line(scheduler) == f"asked: {behaviour}"
-        ended = cluster.wait_for_end(job.id)
-
-    assert ended.state == "SUCCEEDED", ended.error
+    ended = train_through_a_kill(small_nodes, trained, behaviour)
     assert ended.final_digest == digest
-    told = overrulings(cluster, job.id)
+    told = overrulings(small_nodes, ended.id)
     if RULES[behaviour]:
         assert RULES[behaviour] in told[0]
     else:
         assert told == []
     assert len([message for message in told if "did not answer" in message]) <= 1
-    assert cluster.client.get_node("node-0").labels == {"rack": "node-0"}
+    assert small_nodes.client.get_node("node-0").labels == {"rack": "node-0"}
+
+
+@pytest.mark.slow
+def test_a_plan_that_survives_less_is_taken_if_the_job_file_allows_it(
+    small_nodes: Cluster, text: Path, tmp_path: Path
+) -> None:
+    """An event says so."""
+    spec = small_job(
+        text,
+        training__steps=24,
+        scheduler="mine",
+        resources__min_nodes=NUM_NODES,
+        resilience__min_fault_tolerance=0,
+    )
+    ended = train_through_a_kill(small_nodes, spec, "fault tolerance")
+    assert ended.final_digest == reference_run(spec, tmp_path).digest
+    assert overrulings(small_nodes, ended.id) == []
+    events = small_nodes.client.events(job_id=ended.id)
+    assert "fault_tolerance_reduced" in {event.type for event in events}
+
+
+def train_through_a_kill(cluster: Cluster, spec: JobSpec, behaviour: str) -> Job:
+    """Train a job while a scheduler plans its recovery from the loss of a node."""
+    cluster.heal(NUM_NODES)
+    script = ("tests/support/misbehaving_scheduler.py", cluster.grpc_address, "mine")
+    with run(*script, str(cluster.token_file), behaviour) as scheduler:
+        job = cluster.client.submit(spec)
+        cluster.wait_for_step(job.id, 5)
+        cluster.kill_node("node-3")
+        assert read_line(scheduler) == f"asked: {behaviour}"
+        ended = cluster.wait_for_end(job.id)
+    assert ended.state == "SUCCEEDED", ended.error
+    return ended
 
 
 def nodes_of(cluster: Cluster, job_id: str) -> set[str]:
