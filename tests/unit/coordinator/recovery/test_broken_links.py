@@ -453,6 +453,40 @@ async def test_if_all_links_fail_at_once_groups_are_built_again_first(failure: L
     assert {engine.id for engine in world.members()} == before
 
 
+async def test_a_switch_that_is_dead_for_seconds_costs_nobody() -> None:
+    """Groups cannot be built again at first; at the last try it counts. Guard: `is_likely`."""
+    world = await running_world(6)
+    before = set(world.engines())
+    world.hold("activate")
+    for node_id in world.agents:
+        say(world, node_id, others(world, node_id), STALLED)
+    await world.advance(2)
+    for _ in range(2):
+        await refuse_to_activate(world)
+        assert set(world.engines()) == before
+    await refuse_to_activate(world)
+    assert len(left_out(world)) == 5
+    await world.release()
+    await world.train(2)
+    assert len(world.members()) == 1
+
+
+async def test_a_switch_that_dies_while_a_plan_is_staged_costs_nobody() -> None:
+    """Guard: `is_likely`."""
+    world = await running_world(6)
+    world.hold("stage_plan")
+    await world.add_node("n9", "stage_plan")
+    before = set(world.engines())
+    for node_id in world.agents:
+        say(world, node_id, others(world, node_id), STALLED)
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    await world.advance(3)
+    assert set(world.engines()) == before
+    await world.train(2)
+    assert len(world.members()) == 7
+
+
 async def test_of_two_ends_the_one_is_left_out_of_which_nothing_is_heard() -> None:
     """What it holds may be gone. Guard: `absent_nodes`."""
     world = await running_world(2)

@@ -16,6 +16,7 @@ from planaria_coordinator.domain.job.waiting import set_back
 from planaria_coordinator.domain.recovery.broken_links import (
     choose_joining,
     choose_to_leave_out,
+    is_likely,
     leave_out,
 )
 from planaria_coordinator.domain.recovery.lost_engines import (
@@ -80,8 +81,8 @@ def restart_disturbance(turn: Turn) -> None:
 def disturbance_overdue(turn: Turn, absent_nodes: Collection[str]) -> None:
     """Fence and rebuild: communicators broke, and no engine was reported lost in time.
 
-    Where engines say which links failed, nodes are left out. More than the job is to survive at
-    once would rather be a fault of the whole network: then groups are built again first.
+    Where engines say which links failed, nodes are left out. If that would be many, groups are
+    built again first.
     """
     disturbance = turn.run.disturbance
     if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
@@ -91,8 +92,7 @@ def disturbance_overdue(turn: Turn, absent_nodes: Collection[str]) -> None:
         return
     choice = choose_to_leave_out(turn, absent_nodes=absent_nodes)
     if choice is not None and choice.is_possible:
-        num_likely = max(1, turn.run.requirements.fault_tolerance)
-        if len(choice.nodes) <= num_likely or turn.run.num_disturbances:
+        if is_likely(turn.run, choice) or turn.run.num_disturbances:
             leave_out(turn, choice)
             turn.change(disturbance=None)
             return
@@ -114,8 +114,9 @@ def disturbance_overdue(turn: Turn, absent_nodes: Collection[str]) -> None:
 def retry(turn: Turn) -> None:
     """Begin the transition again when it failed with everyone alive; after a few times, rest first.
 
-    Where engines say which links failed, a node is left out instead; so are nodes that join, where
-    it would be no plan or the last try, and the others can go on without them.
+    Where engines say which links failed, a node is left out instead, many only at the last try; so
+    are nodes that join, where it would be no plan or the last try, and the others can go on without
+    them.
 
     Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
     somebody has died whose loss is reported later. If it was something else, everyone is parked.
@@ -128,6 +129,8 @@ def retry(turn: Turn) -> None:
     choice = choose_to_leave_out(turn, is_last_try=is_last_try)
     if choice is not None and not choice.is_possible:
         problem, choice = _cannot_go_on_without(choice), None
+    elif choice is not None and not (is_last_try or is_likely(turn.run, choice)):
+        choice = None
     if choice is None and problem:
         choice = choose_joining(turn, problem)
     if choice is not None:

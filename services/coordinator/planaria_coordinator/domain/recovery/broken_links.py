@@ -196,6 +196,16 @@ def goes_without(run: JobRun, absent_nodes: Collection[str]) -> Callable[[Collec
     return is_possible
 
 
+def is_likely(run: JobRun, choice: Choice) -> bool:
+    """Whether those that train are no more than the job is to survive at once.
+
+    Else it would rather be a fault of the whole network.
+    """
+    return only_joining(run, choice) or len(choice.nodes) <= max(
+        1, run.requirements.fault_tolerance
+    )
+
+
 def only_joining(run: JobRun, choice: Choice) -> bool:
     """Whether none of the nodes takes part in training."""
     return choice.nodes != () and not any(

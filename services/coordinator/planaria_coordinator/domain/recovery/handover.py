@@ -27,6 +27,7 @@ from planaria_coordinator.domain.recovery.activation import (
 )
 from planaria_coordinator.domain.recovery.broken_links import (
     choose_to_leave_out,
+    is_likely,
     joining_nodes,
     leave_out,
     only_joining,
@@ -125,7 +126,7 @@ def _when_all_have_answered(turn: Turn) -> None:
         return
     failure = turn.transition.failure
     choice = _choose_to_leave_out(turn) if failure else None
-    if choice is not None and choice.is_possible:
+    if choice is not None and choice.is_possible and is_likely(turn.run, choice):
         leave_out(turn, choice)
     elif failure:
         history = carried_history(turn)
