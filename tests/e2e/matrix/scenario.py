@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from benchmarks.common.network import RESET
 from e2e.matrix.pace import Pace, hold
 from e2e.matrix.table import Action, Case, Count, During
 from planaria.job import JobSpec
@@ -265,7 +266,8 @@ class Scenario:
                 case Action.CUT:
                     self._network.cut(fault.node_id)
                 case Action.CUT_PEERS:
-                    self._network.cut_from_peers(fault.node_id, self._pool.host)
+                    answer = self._random.choice(("drop", RESET))
+                    self._network.cut_from_peers(fault.node_id, self._pool.host, answer)
         if self._case.action in (Action.CUT, Action.SILENT, Action.CUT_PEERS):
             self._gate_of_nodes.touch()  # the engine goes on
 

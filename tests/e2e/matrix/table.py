@@ -89,8 +89,8 @@ class Action(Enum):
     SILENT = "silent-agent"
     """The agent is stopped until the coordinator says that it is silent; its engine goes on."""
     CUT_PEERS = "cut-from-peers"
-    """The node's network carries only what is from or to the coordinator, until the job has done
-    without the node."""
+    """The node's network carries only what is from or to the coordinator, and drops or resets the
+    rest, until the job has done without the node."""
 
     @property
     def failpoint(self) -> str:
