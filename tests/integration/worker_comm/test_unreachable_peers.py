@@ -65,7 +65,9 @@ def failures() -> Failures:
 
 
 @pytest.fixture
-def _watched(network: Network, peer: subprocess.Popen[bytes], failures: Failures) -> Iterator[None]:
+def watched(
+    network: Network, peer: subprocess.Popen[bytes], failures: Failures
+) -> Iterator[FailureDetector]:
     assert peer.poll() is None
     detector = FailureDetector(job_secret=SECRET, on_failure=failures.put)
     with contextlib.closing(detector):
@@ -74,10 +76,10 @@ def _watched(network: Network, peer: subprocess.Popen[bytes], failures: Failures
         while sum(bool(each.received) for each in tuple(detector._peers.values())) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield
+        yield detector
 
 
-@pytest.mark.usefixtures("_watched")
+@pytest.mark.usefixtures("watched")
 def test_a_machine_that_vanishes_is_unreachable_and_then_given_up(
     network: Network, failures: Failures
 ) -> None:
@@ -93,7 +95,7 @@ def test_a_machine_that_vanishes_is_unreachable_and_then_given_up(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_watched")
+@pytest.mark.usefixtures("watched")
 def test_a_machine_that_is_back_soon_is_watched_again(
     network: Network, peer: subprocess.Popen[bytes], failures: Failures
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_machine_that_is_back_soon_is_watched_again(
     assert failures.get(timeout=BOUND_SECONDS).kind is LinkFailureKind.ENDED
 
 
-@pytest.mark.usefixtures("_watched")
+@pytest.mark.usefixtures("watched")
 def test_a_stopped_process_is_not_unreachable(
     peer: subprocess.Popen[bytes], failures: Failures
 ) -> None:
@@ -115,3 +117,13 @@ def test_a_stopped_process_is_not_unreachable(
     with pytest.raises(queue.Empty):
         failures.get(timeout=2.0)
     os.kill(peer.pid, signal.SIGCONT)
+
+
+def test_a_peer_that_takes_no_new_connections_is_given_up_where_groups_need_them(
+    watched: FailureDetector, network: Network, failures: Failures
+) -> None:
+    """The old connections carry on, and show nothing."""
+    network.filter("a", "input", "tcp flags syn drop")
+    watched.connect_anew_unless(lambda: False)
+    kinds = [failures.get(timeout=BOUND_SECONDS).kind for _ in range(2)]
+    assert kinds == [LinkFailureKind.UNREACHABLE, LinkFailureKind.STALLED]

@@ -5,13 +5,13 @@ import queue
 import socket
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.copy import CopyServer, wire
-from planaria_worker.engine.recovery.failure_detector import FailureDetector
+from planaria_worker.engine.recovery.failure_detector import ANEW_SECONDS, FailureDetector
 from support.clock import FakeClock
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 
@@ -34,7 +34,7 @@ class Losses:
     def next(self) -> str:
         """Waits for the next loss."""
         engine_id, when = self._reported.get(timeout=BOUND_SECONDS)
-        assert when == NOW
+        assert when - NOW <= timedelta(seconds=ANEW_SECONDS)
         return engine_id
 
     def is_empty(self) -> bool:
@@ -84,9 +84,14 @@ def losses() -> Losses:
 
 
 @pytest.fixture
-def watch(losses: Losses) -> Iterator[FailureDetector]:
+def clock() -> FakeClock:
+    return FakeClock(NOW)
+
+
+@pytest.fixture
+def watch(losses: Losses, clock: FakeClock) -> Iterator[FailureDetector]:
     with contextlib.closing(
-        FailureDetector(job_secret=SECRET, on_failure=losses, clock=FakeClock(NOW))
+        FailureDetector(job_secret=SECRET, on_failure=losses, clock=clock)
     ) as running:
         yield running
 
@@ -209,6 +214,41 @@ def test_a_byte_is_sent_now_and_then(losses: Losses, peers: list[Peer]) -> None:
             connection.settimeout(1.0)
             with pytest.raises(TimeoutError):
                 connection.recv(1)
+    assert losses.is_empty()
+
+
+def test_peers_are_connected_to_anew_while_groups_are_not_built(
+    watch: FailureDetector, losses: Losses, peers: list[Peer], clock: FakeClock
+) -> None:
+    """Once, by the beacon's connection: the other one still shows that the process ends."""
+    watch.watch({"0": peers[0].address})
+    first = peers[0].accept(greeted("0"))
+    watch.connect_anew_unless(lambda: False)
+    clock.advance(ANEW_SECONDS)
+    second, _ = peers[0].listener.accept()
+    greeting = wire.receive_exactly(second, wire.GREETING.size)
+    assert greeting == wire.greeting(wire.Kind.WATCH_BEACON, SECRET)
+    if peers[0].kind is wire.Kind.WATCH:
+        first.close()
+        assert losses.next() == "0"
+    else:
+        assert has_ended(first)
+        assert losses.is_empty()
+    second.close()
+
+
+def test_nobody_is_connected_to_anew_once_groups_are_built(
+    watch: FailureDetector, losses: Losses, peers: list[Peer], clock: FakeClock
+) -> None:
+    watch.watch({"0": peers[0].address})
+    peers[0].accept(greeted("0"))
+    watch.connect_anew_unless(lambda: True)
+    clock.advance(ANEW_SECONDS)
+    watch.watch({"0": peers[0].address, "1": peers[1].address})  # in the same thread, later
+    peers[1].accept(greeted("1"))
+    peers[0].listener.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        peers[0].listener.accept()
     assert losses.is_empty()
 
 

@@ -77,6 +77,7 @@ class Communicators:
         self._data_parallel: dict[str, DataParallelGroup] = {}
         self._connectors: list[Connector[Any]] = []
         self._outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._is_built = False
         self._deadline = 0.0
         self._prefix = ""
 
@@ -137,6 +138,11 @@ class Communicators:
             name="build-groups",
             daemon=True,
         ).start()
+
+    @property
+    def is_built(self) -> bool:
+        """Whether all groups were ready, though some may have been shut since."""
+        return self._is_built
 
     @property
     def is_over(self) -> bool:
@@ -206,6 +212,7 @@ class Communicators:
             failure = error.with_traceback(None)  # a traceback would keep what was opened
         if self._shut.is_set():
             failure = _interrupted()
+        self._is_built = failure is None
         try:
             if when_over is not None:
                 when_over(failure)

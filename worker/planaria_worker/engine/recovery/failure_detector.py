@@ -9,11 +9,15 @@ A machine that disappears closes nothing. So the beacon's connection carries a b
 which the peer's kernel acknowledges even if the process is stopped. Without an acknowledgement the
 peer is reported as unreachable, and connected to again; when that fails for a while, the link is
 reported as stalled and given up.
+
+A connection says nothing of the next one: a firewall may let old ones through and drop new ones. So
+while groups are not built, peers are connected to anew.
 """
 
 import contextlib
 import errno
 import fcntl
+import math
 import selectors
 import socket
 import struct
@@ -47,6 +51,9 @@ _OPENING_MILLISECONDS = 300
 """TCP_USER_TIMEOUT: the kernel gives up a connection that is being opened after a second."""
 GIVE_UP_SECONDS = 2.0
 """A link to a peer that stays unreachable for so long is given up."""
+ANEW_SECONDS = 0.5
+"""After so long without groups, peers are connected to anew: time to give a link up before others
+have waited long enough for the groups."""
 _KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
 
 _log = get_logger("failure_detector")
@@ -94,6 +101,8 @@ class FailureDetector:
         self._unreachable_since: dict[str, float] = {}
         self._probe_time = 0.0
         self._look_time = 0.0
+        self._anew_time = math.inf
+        self._are_built: Callable[[], bool] = lambda: True
         self._stalled = StalledMessages()
         self._connections: Callable[[], Iterable[tuple[str, PeerConnection]]] = tuple
         self._selector = selectors.DefaultSelector()
@@ -112,6 +121,17 @@ class FailureDetector:
         """
         with self._lock:
             self._wanted = dict(peers)
+        self._wake()
+
+    def connect_anew_unless(self, are_built: Callable[[], bool]) -> None:
+        """Connect to all peers anew if the groups with them are not built after half a second.
+
+        Args:
+            are_built: whether they are; a build that has failed may be begun again at any time.
+        """
+        with self._lock:
+            self._are_built = are_built
+            self._anew_time = min(self._anew_time, self._clock.monotonic() + ANEW_SECONDS)
         self._wake()
 
     def follow(self, connections: Callable[[], Iterable[tuple[str, PeerConnection]]]) -> None:
@@ -151,6 +171,10 @@ class FailureDetector:
         self._adopt_wanted()
         now = self._clock.monotonic()
         watched = [peer for peer in self._peers.values() if not peer.is_over]
+        if self._is_time_to_connect_anew(now):
+            for peer in watched:
+                if peer.is_greeted and peer.kind is wire.Kind.WATCH_BEACON:
+                    self._disconnect(peer)
         for peer in watched:
             if peer.connection is None and peer.retry_time <= now:
                 self._guarded(peer, self._connect)
@@ -182,6 +206,13 @@ class FailureDetector:
             for kind in _KINDS:
                 peer = _Peer(kind=kind, engine_id=engine_id, address=address)
                 self._peers.setdefault((engine_id, kind), peer)
+
+    def _is_time_to_connect_anew(self, now: float) -> bool:
+        with self._lock:
+            if now < self._anew_time:
+                return False
+            self._anew_time, are_built = math.inf, self._are_built
+        return not are_built()
 
     def _guarded(self, peer: _Peer, step: Callable[[_Peer], None]) -> None:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError, StaleGenerationError
+from planaria_worker.engine.groups import Communicators
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.memory import give_back_freed
 from planaria_worker.engine.plan.plan_view import PlanView
@@ -115,11 +116,18 @@ class Handover:
         if not staged_change.answer_with(answer) and not staged_change.is_taken:
             self._fence.fence_at_commit(generation)
 
-    def watch(self, view: PlanView) -> None:
-        """Watch the peers of a new plan, and those of the staged one."""
+    def watch(self, view: PlanView, groups_being_built: Communicators | None = None) -> None:
+        """Watch the peers of a new plan, and those of the staged one.
+
+        Args:
+            view: the plan.
+            groups_being_built: nobody trains without these; those of a staged plan were built.
+        """
         with self._current_training.lock:
             self._peers = view.peers
             self._watch()
+        if groups_being_built is not None:
+            self._failure_detector.connect_anew_unless(lambda: groups_being_built.is_built)
 
     def change_at(self, record: CommitRecord) -> StagedChange | None:
         """Return the change to switch to at a commit; None: none, or the job is finished."""

@@ -99,7 +99,7 @@ class Activator:
 
         with self._current_training.lock:
             self._fence.install(request.generation, change)  # a fence from here on shuts them
-            self._handover.watch(view)
+            self._handover.watch(view, communicators)
         self._builder.start(communicators, view.groups, request)
         return start_time
 
@@ -176,7 +176,7 @@ class Activator:
             )
             self._begin_generation(communicators, request, view)
             self._current_training.retained_work = retained_by(request, view)
-        self._handover.watch(view)
+        self._handover.watch(view, communicators)
         self._builder.start(communicators, view.data_parallel_groups, request, answer)
         self._fence.resume()
         context.next_plans.append(view)
