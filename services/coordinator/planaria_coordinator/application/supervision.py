@@ -16,6 +16,7 @@ from planaria_coordinator.domain.engines.progress import (
     observe_progress,
     progress_deadline_seconds,
 )
+from planaria_coordinator.domain.engines.silence import PROBE_ANSWER_SECONDS
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import measured_layers, slowest_stage_seconds
 from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
@@ -71,6 +72,8 @@ class Supervisor:
         self._last_tick_seconds = now
         if stall_seconds > self._state.options.node_deadline_seconds / 2:
             self._forgive(stall_seconds)
+        elif stall_seconds > PROBE_ANSWER_SECONDS / 2:
+            self._state.nodes.excuse(stall_seconds)
         again_seconds = self._state.schedule_again_seconds
         if again_seconds is not None and again_seconds <= now:
             self._state.schedule_again_seconds = None

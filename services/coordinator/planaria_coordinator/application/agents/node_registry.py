@@ -185,17 +185,28 @@ class NodeRegistry:
             entry.wire.echo()
 
     def answered(self, asker: str, probe_id: str, reach: Reach | None) -> None:
-        """A node that was asked says whether it reaches another; late answers change nothing."""
+        """A node that was asked says whether it reaches another.
+
+        Late answers change nothing, but that it was reached is true however late it is heard.
+        """
         node_id = probe_id.partition("/")[0]
         entry = self._entries.get(node_id)
         inquiry = entry.inquiry if entry is not None else None
         if entry is None or inquiry is None or reach is None:
             return
         is_late = self._clock.monotonic() > inquiry.asked_seconds + PROBE_ANSWER_SECONDS
-        if asker in inquiry.asked and probe_id == inquiry.probe_id and not is_late:
+        counts = reach is Reach.REACHABLE or not is_late
+        if asker in inquiry.asked and probe_id == inquiry.probe_id and counts:
             answers = {**inquiry.answers, asker: inquiry.answers.get(asker, reach)}
             entry.inquiry = replace(inquiry, answers=answers)
             self.look_wanted.set()
+
+    def excuse(self, seconds: float) -> None:
+        """Wait so much longer for answers: the coordinator itself was blocked."""
+        for entry in self._entries.values():
+            if (inquiry := entry.inquiry) is not None:
+                asked_seconds = inquiry.asked_seconds + seconds
+                entry.inquiry = replace(inquiry, asked_seconds=asked_seconds)
 
     def grant_grace(self) -> None:
         """Count no silence for the time in which the coordinator itself was blocked."""

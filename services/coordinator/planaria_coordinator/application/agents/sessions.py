@@ -1,6 +1,8 @@
 """Who may open a session: a node's agent, the same one again, or one in the place of the silent."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
@@ -31,13 +33,31 @@ class Sessions:
             PlanariaError: VERSION_MISMATCH, INVALID_ARGUMENT or NODE_NAME_TAKEN.
         """
         _check(hello)
+        with self._at_the_door(hello):
+            return await self._let_in(hello)
+
+    @contextmanager
+    def _at_the_door(self, hello: Hello) -> Iterator[None]:
+        """Many may wait for a slow database: who waits is heard, also when it gives up for now."""
+        self._hear(hello)
+        try:
+            yield
+        finally:
+            self._hear(hello)
+
+    def _hear(self, hello: Hello) -> None:
+        entry = self._state.nodes.get(hello.node_id)
+        old = entry.wire if entry is not None else None
+        if entry is None or (isinstance(old, AgentSession) and old.agent_id != hello.agent_id):
+            return  # it may be another node's agent, under the same name
+        self._state.nodes.heard(entry)
+
+    async def _let_in(self, hello: Hello) -> AgentSession:
         state = self._state
         async with state.node_lock:
             entry = state.nodes.get(hello.node_id)
             if entry is not None and isinstance(entry.wire, AgentSession):
                 self._take_over(entry, entry.wire, hello)
-            if entry is not None:
-                state.nodes.heard(entry)  # even if that it has come back cannot be stored
             known = entry.node if entry is not None else None
             node = joined_node(hello, known, state.clock)
             drafts = []

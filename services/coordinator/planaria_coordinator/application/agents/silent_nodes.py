@@ -65,6 +65,7 @@ class SilentNodes:
                 ]
                 if still:
                     await declare_lost(state, still)
+                    self._silent -= {entry.node.id for entry, _ in still}
 
     def _is_anybody_silent(self) -> bool:
         """Whether there is anything to judge: in most cases there is not."""
@@ -148,8 +149,9 @@ class SilentNodes:
         """Tell jobs which of their nodes have fallen silent, and which are heard again."""
         known = self._silent
         lost = {e.node.id for e in self._state.nodes if e.node.state is NodeState.LOST}
-        lost |= judgement.lost.keys()
-        heard = known - judgement.silent.keys() - judgement.absent - lost
+        # A loss is to be stored yet, and may not come to that.
+        unheard = judgement.silent.keys() | judgement.absent | judgement.lost.keys()
+        heard = known - unheard - lost
         self._silent = (known | judgement.silent.keys()) - heard - lost
         for entry in self._state.nodes:
             if entry.node.id in judgement.silent and entry.node.id not in known:
