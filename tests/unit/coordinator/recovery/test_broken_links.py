@@ -99,6 +99,16 @@ async def test_a_single_broken_link_costs_one_of_its_ends() -> None:
     assert len(world.members()) == 5
 
 
+async def test_a_link_that_was_given_up_is_not_only_unreachable_again() -> None:
+    """Its engine connects again, and finds the peer unreachable. Guard: `_with`."""
+    world = await running_world(6)
+    say(world, "n4", ["n2"], STALLED)
+    say(world, "n4", ["n2"], UNREACHABLE)
+    await world.advance(2)
+    assert left_out(world) == ["n2"]
+    assert "communication_broke" not in world.event_types()
+
+
 async def test_unreachable_peers_show_which_end_it_was() -> None:
     """The first link is given up before others are. Guard: they count as well."""
     world = await running_world(6)

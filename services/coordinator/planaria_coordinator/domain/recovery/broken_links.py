@@ -50,7 +50,7 @@ def link_failed(turn: Turn, signal: LinkFailed) -> None:
         direction=signal.direction,
         since_seconds=turn.now.seconds,
     )
-    turn.note_run(failed_links=(*_without(run.failed_links, link), link))
+    turn.note_run(failed_links=_with(run.failed_links, link))
     if not _matters(run, link):
         return
     accused = link.peer_engine_id
@@ -219,9 +219,12 @@ def _older(run: JobRun, link: FailedLink) -> Collection[FailedLink]:
     return [each for each in run.failed_links if each is not link]
 
 
-def _without(links: Collection[FailedLink], link: FailedLink) -> tuple[FailedLink, ...]:
-    ends = link.engine_id, link.peer_engine_id
-    return tuple(each for each in links if (each.engine_id, each.peer_engine_id) != ends)
+def _with(links: Collection[FailedLink], link: FailedLink) -> tuple[FailedLink, ...]:
+    """Add what is newest of a link; one that was given up is not only unreachable again."""
+    same = [each for each in links if each.ends == link.ends]
+    if not link.is_final and any(each.is_final for each in same):
+        return tuple(links)
+    return (*(each for each in links if each not in same), link)
 
 
 def _matters(run: JobRun, link: FailedLink) -> bool:
