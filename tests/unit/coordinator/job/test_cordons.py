@@ -35,3 +35,37 @@ async def test_a_node_that_was_unreachable_is_left_out_for_longer(
     await world.train(3)
     assert len(world.members()) == 6
     assert await leave_out(world, "n3") == expected_seconds
+
+
+async def restart(world: World) -> None:
+    await world.crash_coordinator()
+    await world.reconnect()
+
+
+async def test_a_pause_goes_on_when_the_coordinator_is_replaced() -> None:
+    """Guard: `restart_cordons` counts what has passed."""
+    world = await running_world(6)
+    await leave_out(world, "n3")
+    for _ in range(4):
+        await world.advance(6)
+        assert world.run.left_out.keys() == {"n3"}
+        await restart(world)
+    await world.advance(6)
+    assert not world.run.left_out
+
+
+async def test_what_was_said_long_ago_counts_no_more_when_the_coordinator_is_replaced() -> None:
+    """Two had a node left out: they are believed of another one. Guard: `restart_cordons`."""
+    world = await running_world(6)
+    for node_id in ("n3", "n4"):
+        accused = world.engine_on(node_id).id
+        for other in ("n1", "n2"):
+            accuser = world.engine_on(other).id
+            world.tell_link_failed(world.agents[other], accuser, accused, LinkFailure.ENDED)
+        await world.settle()
+        assert accused not in world.run.engines
+        await world.advance(31)
+        await world.train(3)
+        await restart(world)
+        await world.advance(1)
+        await world.train(1)

@@ -103,13 +103,14 @@ def lift_cordons(turn: Turn) -> None:
 
 
 def restart_cordons(turn: Turn) -> None:
-    """Count from now on: the coordinator has started again, with another clock."""
-    now = turn.now.seconds
-    cordoned = {
-        node_id: replace(each, end_seconds=now if each.is_over else now + each.pause_seconds)
-        for node_id, each in turn.run.cordoned.items()
-    }
-    turn.note_run(cordoned=cordoned)
+    """Count on by the clock of another coordinator."""
+    now = turn.now
+
+    def go_on(cordoned: Cordon) -> Cordon:
+        passed_seconds = max(0.0, (now.time - cordoned.since_time).total_seconds())
+        return replace(cordoned, end_seconds=now.seconds + cordoned.pause_seconds - passed_seconds)
+
+    turn.note_run(cordoned={n: go_on(each) for n, each in turn.run.cordoned.items()})
 
 
 def _lift(turn: Turn, node_ids: Collection[str]) -> None:
