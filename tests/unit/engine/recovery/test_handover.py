@@ -1,6 +1,7 @@
 """Taking the next place is one with the fence: whoever comes first wins."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -77,12 +78,15 @@ class HandoverHarness:
         )
         resources = SimpleNamespace(fence=self.fence)
         self.joined: list[CommitRecord] = []
+        self.are_built: list[Callable[[], bool]] = []
         self.handover = Handover(
             builder=SimpleNamespace(resources=resources),  # type: ignore[arg-type]
             job_secret="",
             current_training=self.current_training,
             current_groups=CurrentGroups(),
-            failure_detector=SimpleNamespace(watch=lambda peers: None),  # type: ignore[arg-type]
+            failure_detector=SimpleNamespace(  # type: ignore[arg-type]
+                watch=lambda peers: None, connect_anew_unless=self.are_built.append
+            ),
             on_join=lambda _, record: self.joined.append(record),
         )
 
@@ -190,6 +194,20 @@ def test_only_engines_that_do_not_vote_join_by_what_they_follow(world: HandoverH
     staged.is_voting = False
     world.handover._followed(staged, RECORD)
     assert world.joined == [RECORD]
+
+
+def test_peers_are_connected_to_anew_only_for_groups_that_are_not_built_yet(
+    world: HandoverHarness,
+) -> None:
+    groups: Any = SimpleNamespace(is_built=False)
+    view: Any = SimpleNamespace(peers={})
+    world.handover.watch(view)
+    assert world.are_built == []
+    world.handover.watch(view, groups)
+    (are_built,) = world.are_built
+    assert not are_built()
+    groups.is_built = True
+    assert are_built()
 
 
 def test_a_commit_ends_only_older_generations() -> None:

@@ -71,7 +71,7 @@ class Handover:
                 on_commit=self._followed,
             )
             self._current_groups.stage(staged_change.communicators)
-            self._watch()
+            self._watch(staged_change.communicators)
         staged_change.start(answer)
 
     def unstage(self, generation: int) -> None:
@@ -121,13 +121,11 @@ class Handover:
 
         Args:
             view: the plan.
-            groups_being_built: nobody trains without these; those of a staged plan were built.
+            groups_being_built: its groups; those of a plan that was staged are built.
         """
         with self._current_training.lock:
             self._peers = view.peers
-            self._watch()
-        if groups_being_built is not None:
-            self._failure_detector.connect_anew_unless(lambda: groups_being_built.is_built)
+            self._watch(groups_being_built)
 
     def change_at(self, record: CommitRecord) -> StagedChange | None:
         """Return the change to switch to at a commit; None: none, or the job is finished."""
@@ -218,6 +216,8 @@ class Handover:
         if is_next and not staged_change.is_voting and self.change_at(record) is staged_change:
             self._on_join(staged_change, record)
 
-    def _watch(self) -> None:
+    def _watch(self, groups_being_built: Communicators | None = None) -> None:
         staged = {} if self._next is None else self._next.view.peers
         self._failure_detector.watch({**staged, **self._peers})
+        if groups_being_built is not None:
+            self._failure_detector.connect_anew_unless(lambda: groups_being_built.is_built)
