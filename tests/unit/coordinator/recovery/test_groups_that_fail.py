@@ -7,6 +7,13 @@ from planaria_coordinator.application.agents.agent_messages import EngineFault
 from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
+from unit.coordinator.recovery.test_broken_links import (
+    STALLED,
+    left_out,
+    others,
+    refuse_what_is_held,
+    say,
+)
 from unit.coordinator.recovery.test_finishing_a_step import pairs
 
 
@@ -119,3 +126,22 @@ async def test_groups_that_break_during_planning_are_rebuilt() -> None:
     assert (await world.job()).state is JobState.RUNNING
     (recovery,) = world.recoveries
     assert recovery.nodes_lost == ("n0",)
+
+
+async def test_whom_nobody_can_connect_to_is_left_out_and_no_other() -> None:
+    """Old connections carry on, and groups are needed because somebody else has died."""
+    world = await pairs()
+    world.begin_step()
+    for agent in world.agents.values():
+        agent.held_kinds.add("activate")
+    await world.kill_node("n0")
+    for node_id in others(world, "n2"):
+        if node_id != "n0":
+            say(world, node_id, ["n2"], STALLED)
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    await world.settle()
+    assert left_out(world) == ["n2"]
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert {each.split("/")[1] for each in world.engines()} == {"n1", "n3", "n4", "n5"}
