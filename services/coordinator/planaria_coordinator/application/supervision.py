@@ -88,8 +88,14 @@ class Supervisor:
             if actor.missed_a_signal:
                 actor.missed_a_signal = False
                 send_node_updates(self._state, actor)
-        for job_id in self._patience.keys() - self._state.actors.keys():
-            del self._patience[job_id]
+        self._forget_jobs()
+
+    def _forget_jobs(self) -> None:
+        """Those that have ended, often between two ticks."""
+        actors = self._state.actors
+        self._progress = {k: v for k, v in self._progress.items() if k in actors}
+        self._patience = {k: v for k, v in self._patience.items() if k in actors}
+        self._silent_nodes.stalled_jobs &= actors.keys()
 
     def _forgive(self, seconds: float) -> None:
         log.warning("stalled", seconds=round(seconds, 3))
@@ -102,7 +108,7 @@ class Supervisor:
         run, stalled_jobs = actor.run, self._silent_nodes.stalled_jobs
         stalled_jobs.discard(actor.job_id)
         if not run.trains or run.placement is None:
-            self._progress.pop(actor.job_id, None)  # and when the job ends
+            self._progress.pop(actor.job_id, None)
             if self._waits_for_silent(run, now):
                 stalled_jobs.add(actor.job_id)
             return
@@ -187,11 +193,8 @@ class Supervisor:
         results = [result for result in reported if result.job_id not in undecided]
         state.results = [result for result in reported if result.job_id in undecided] + newer
         lines, state.log_lines = state.log_lines, []
-        times = {
-            entry.node.id: entry.node.heartbeat_time
-            for entry in state.nodes
-            if self._flushed_heartbeats.get(entry.node.id) != entry.node.heartbeat_time
-        }
+        heartbeats = {entry.node.id: entry.node.heartbeat_time for entry in state.nodes}
+        times = dict(heartbeats.items() - self._flushed_heartbeats.items())
         if not (lines or results or times or newest_reports):
             return
         try:
@@ -207,6 +210,6 @@ class Supervisor:
             state.log_lines = lines + state.log_lines
             state.results = results + state.results
             raise
-        self._flushed_heartbeats.update(times)
+        self._flushed_heartbeats = heartbeats
         for wire, report_number in newest_reports:
             wire.acknowledge(report_number)

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import pytest
 
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.engines.silence import Reach
 from planaria_coordinator.domain.job.event import EventDraft
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation.agent import SimAgent
 from unit.coordinator.simulation.world import World, running_world
 
@@ -108,3 +111,44 @@ async def test_a_loss_that_could_not_be_stored_leaves_no_suspicion() -> None:
     await world.train(3)
     assert "node_lost" not in world.event_types()
     assert node.takes_work
+
+
+async def test_a_loss_that_cannot_be_stored_at_all_keeps_no_job_from_its_deadlines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The database takes everything but this one node."""
+    world = await running_world(5)
+    state = world.coordinator._state
+
+    async def refuse(_nodes: Sequence[Node], _drafts: Sequence[EventDraft]) -> None:
+        raise PlanariaError(ErrorReason.INTERNAL, "it is refused")
+
+    world.hold("quiesce", "n2")
+    await world.kill_node("n3")
+    monkeypatch.setattr(state, "save_nodes", refuse)
+    world.agents.pop("n1")
+    for _ in range(60):
+        with suppress(PlanariaError):
+            await world.advance(0.5)
+    assert "engine_lost" in world.event_types()
+    monkeypatch.undo()
+    await world.advance(5)
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_nothing_is_kept_of_jobs_that_have_ended_and_nodes_that_are_removed() -> None:
+    world = World()
+    await world.start(2)
+    await world.submit(training={"steps": 2})
+    while world.job_id in world.coordinator._state.actors:
+        await world.train()
+    await world.kill_node("n1")
+    await world.coordinator.flush()
+    await world.advance(5)
+    await world.coordinator.cluster.remove("n1")
+    await world.advance(1)
+    await world.coordinator.flush()
+    supervisor = world.coordinator._supervisor
+    assert not supervisor._progress
+    assert supervisor._flushed_heartbeats.keys() == {"n0"}

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from planaria_common.errors import UnavailableError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.state import SharedState
@@ -29,7 +28,7 @@ async def declare_lost(state: SharedState, losses: Sequence[tuple[NodeEntry, Los
     signals = [_signal(state, entry, loss) for entry, loss in losses]
     try:
         await state.save_nodes(nodes, drafts)
-    except UnavailableError:
+    except Exception:  # ticks that fail one after another would keep jobs from their deadlines
         state.nodes.grant_grace()
         raise
     for (entry, loss), draft in zip(losses, drafts, strict=True):
