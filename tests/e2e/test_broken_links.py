@@ -24,6 +24,8 @@ CUT = "node-3"
 JOINING = f"node-{NUM_NODES}"
 RESET = "meta l4proto tcp reject with tcp reset"
 LARGE = "ip length > 1000 drop"
+NEW = "tcp flags & (syn | ack) == syn drop"
+"""Connections that are open carry on; conntrack would take them for new when it begins to look."""
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,28 @@ def test_a_job_does_without_a_node_whose_engines_are_cut_off(
     assert pool.client.get_node(CUT).state == "READY"
 
 
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        ("input", "output"),
+        pytest.param(("input",), marks=SLOW),
+        pytest.param(("output",), marks=SLOW),
+    ],
+)
+def test_a_job_does_without_a_node_that_takes_no_new_connections(
+    pool: Pool, network: Network, spec: JobSpec, digest: str, hooks: tuple[str, ...]
+) -> None:
+    """Old ones carry on. Guard: peers are connected to again while groups are not built."""
+    job = pool.client.submit(spec)
+    pool.wait_for_step(job.id, 4)
+    block(network, CUT, NEW, *hooks)
+    pool.kill_node("node-0")
+    check_end(pool, job, digest)
+    assert left_out(pool, job) == {CUT}
+    lost = {e.node_id for e in pool.client.events(job_id=job.id) if e.type == "engine_lost"}
+    assert lost <= {"node-0"}
+
+
 @pytest.mark.slow
 def test_large_messages_that_vanish_are_no_wait_of_minutes(
     pool: Pool, network: Network, spec: JobSpec, digest: str
@@ -160,3 +184,20 @@ def test_a_joining_node_that_others_cannot_reach_disturbs_nobody(
     assert left_out(pool, job) == {JOINING}
     assert pool.client.job_recoveries(job.id) == ()
     assert times(pool, job, "engine_lost", "communication_broke", "recovery_started") == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_takes_no_new_connections_keeps_nobody_from_joining(
+    pool: Pool, network: Network, growing: JobSpec, tmp_path: Path
+) -> None:
+    """The one that joins was left out in its place, again and again."""
+    pace = Pace(pool, pool.new_script(), list(pool.nodes), range(4, 38))
+    job = pool.client.submit(growing)
+    pool.wait_for_step(job.id, 4)
+    block(network, CUT, NEW, "input", "output")
+    pool.start_node(JOINING)
+    pace.wait_for("a node to be left out", lambda: bool(left_out(pool, job)))
+    pace.end()
+    check_end(pool, job, reference_run(growing, tmp_path).digest)
+    assert left_out(pool, job) == {CUT}
+    assert times(pool, job, "engine_lost") == 0
