@@ -335,6 +335,8 @@ class Directives:
             self._fail(directive, error)
 
     def _fail(self, directive: Directive, error: Exception) -> None:
+        if isinstance(error, PlanariaError) and error.reason is ErrorReason.COPY_FAILED:
+            self._trainer.handover.connect_anew()
         _log.warning("directive_failed", command=directive.WhichOneof("command"), cause=str(error))
         self._finish(directive, failure=self._failure(error, directive.generation))
 

@@ -127,6 +127,10 @@ class Handover:
             self._peers = view.peers
             self._watch(groups_being_built)
 
+    def connect_anew(self) -> None:
+        """Find out which peers take no new connections: one was needed, and failed."""
+        self._failure_detector.connect_anew_unless(lambda: False)
+
     def change_at(self, record: CommitRecord) -> StagedChange | None:
         """Return the change to switch to at a commit; None: none, or the job is finished."""
         staged_change = self._ready(record.next_generation)
