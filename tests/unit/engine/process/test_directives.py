@@ -61,18 +61,18 @@ def test_a_repeated_directive_is_carried_out_once_and_answered_again() -> None:
 
 def test_peers_are_connected_to_anew_where_layers_could_not_be_copied() -> None:
     """A connection is needed, as for groups."""
-    anew: list[bool] = []
+    connected: list[bool] = []
     answers: queue.SimpleQueue[DirectiveResult] = queue.SimpleQueue()
 
     def obtain(*_: object, **__: object) -> int:
         raise PlanariaError(ErrorReason.COPY_FAILED, "timed out")
 
     handover = SimpleNamespace(
-        unstage=lambda generation: None, connect_anew=lambda: anew.append(True)
+        unstage=lambda generation: None, connect_anew=lambda: connected.append(True)
     )
     directives = directives_of(
         SimpleNamespace(handover=handover), answers.put, SimpleNamespace(obtain=obtain)
     )
     directives.handle(Directive(directive_id="d", generation=1, copy=Copy()))
     assert answers.get(timeout=30).WhichOneof("outcome") == "failure"
-    assert anew == [True]
+    assert connected == [True]

@@ -11,7 +11,7 @@ peer is reported as unreachable, and connected to again; when that fails for a w
 reported as stalled and given up.
 
 A connection says nothing of the next one: a firewall may let old ones through and drop new ones. So
-while groups are not built, peers are connected to anew.
+while groups are not built, new connections to all peers are opened.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ _OPENING_MILLISECONDS = 300
 GIVE_UP_SECONDS = 2.0
 """A link to a peer that stays unreachable for so long is given up."""
 ANEW_SECONDS = 0.5
-"""After so long without groups, peers are connected to anew: time to give a link up before others
-have waited long enough for the groups."""
+"""After so long without groups, new connections to peers are opened: time to give a link up before
+others have waited long enough for the groups."""
 _KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
 
 _log = get_logger("failure_detector")
@@ -124,7 +124,7 @@ class FailureDetector:
         self._wake()
 
     def connect_anew_unless(self, are_built: Callable[[], bool]) -> None:
-        """Connect to all peers anew if the groups with them are not built after half a second.
+        """Open new connections to all peers if groups are not built after half a second.
 
         Args:
             are_built: whether they are; a build that has failed may be begun again at any time.
