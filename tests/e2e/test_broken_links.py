@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
+from benchmarks.common.network import RESET
 from benchmarks.oracle.from_spec import reference_run
 from e2e.matrix.pace import Pace
 from planaria.job import JobSpec
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.e2e
 NUM_NODES = 6
 CUT = "node-3"
 JOINING = f"node-{NUM_NODES}"
-RESET = "meta l4proto tcp reject with tcp reset"
 LARGE = "ip length > 1000 drop"
 NEW = "tcp flags & (syn | ack) == syn drop"
 """Connections that are open carry on; conntrack would take them for new when it begins to look."""
@@ -94,9 +94,7 @@ def times(pool: Pool, job: Job, *types: str) -> int:
 
 def block(network: Network, node_id: str, how: str, *hooks: str) -> None:
     """Let a node's packets reach the coordinator only."""
-    for hook in hooks:
-        others = "iifname eth0 ip saddr" if hook == "input" else "oifname eth0 ip daddr"
-        network.filter(node_id, hook, f"{others} != {network.host} {how}")
+    network.cut_from_peers(node_id, network.host, how, hooks)
 
 
 def check_end(pool: Pool, job: Job, digest: str) -> None:
@@ -201,3 +199,28 @@ def test_a_node_that_takes_no_new_connections_keeps_nobody_from_joining(
     check_end(pool, job, reference_run(growing, tmp_path).digest)
     assert left_out(pool, job) == {CUT}
     assert times(pool, job, "engine_lost") == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_was_left_out_takes_part_again(
+    pool: Pool, network: Network, spec: JobSpec, digest: str
+) -> None:
+    """Its links are whole again when its pause is over."""
+    pace = Pace(pool, pool.new_script(), list(pool.nodes), range(4, 38))
+    job = pool.client.submit(spec)
+    pool.wait_for_step(job.id, 4)
+    block(network, CUT, "drop", "input", "output")
+    pace.wait_for(f"{CUT} to be left out", lambda: CUT in left_out(pool, job))
+    assert CUT not in members(pool, job)
+    network.unfilter(CUT)
+    pace.wait_for(f"{CUT} to take part again", lambda: CUT in members(pool, job))
+    pace.end()
+    check_end(pool, job, digest)
+    assert times(pool, job, "node_left_out") == 1
+
+
+def members(pool: Pool, job: Job) -> set[str]:
+    """Return the nodes of the plan."""
+    plan = pool.client.job_plan(job.id).plan
+    assert plan is not None
+    return {stage.node_id for pipeline in plan.pipelines for stage in pipeline.stages}
