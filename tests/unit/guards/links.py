@@ -27,7 +27,7 @@ TWO_LIARS = test_link_search.test_two_that_lie_do_not_stop_all_others
     ONE_LIAR,
 )
 def believe_anybody(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, broken_links._looks_ended, lambda turn, engine_id: True)
+    swap(patch, broken_links._looks_ended, lambda turn, engine_id, ends: True)
 
 
 @guard(
@@ -72,7 +72,7 @@ def prefer_nobody(patch: pytest.MonkeyPatch) -> None:
     ONE_LIAR,
 )
 def do_nothing_about_failed_links(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, broken_links._wait_for_others, lambda turn, link, fault_time: None)
+    swap(patch, broken_links._wait_for_others, lambda turn, *_links, **_options: None)
 
 
 @guard(
@@ -92,7 +92,8 @@ def strike_whom_others_saw_end(patch: pytest.MonkeyPatch) -> None:
     test_broken_links.test_a_lost_node_may_join_as_soon_as_it_is_back,
 )
 def leave_out_whoever_is_known_to_have_ended(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, cordons.fault_found, lambda turn, node_id: None)
+    for lift in (cordons.fault_found, cordons.forget_cordon):
+        swap(patch, lift, lambda turn, node_id: None)
 
 
 @guard(

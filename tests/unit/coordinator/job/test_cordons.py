@@ -3,6 +3,7 @@
 import pytest
 
 from planaria_coordinator.domain.engines.links import LinkFailure
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation.world import World, running_world
 
 
@@ -14,7 +15,6 @@ async def leave_out(world: World, node_id: str) -> float:
             world.agents[node_id], accuser, world.engine_on(other).id, LinkFailure.STALLED
         )
     await world.advance(2)
-    assert node_id in world.run.left_out
     return world.run.cordoned[node_id].pause_seconds
 
 
@@ -69,3 +69,15 @@ async def test_what_was_said_long_ago_counts_no_more_when_the_coordinator_is_rep
         await restart(world)
         await world.advance(1)
         await world.train(1)
+
+
+async def test_nodes_are_let_in_again_at_once_if_no_plan_is_made_without_them() -> None:
+    """The job would wait for the end of their pauses."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    assert await leave_out(world, "n3")
+    world.planner.min_size = 3
+    await world.kill_node("n0")
+    await world.advance(10)
+    assert not world.run.left_out
+    assert (await world.job()).state is JobState.RUNNING
+    assert len(world.members()) == 3

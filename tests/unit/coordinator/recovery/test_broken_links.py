@@ -307,6 +307,22 @@ async def test_the_only_holder_of_a_layer_is_asked_again_when_it_does_not_answer
     await world.train(2)
 
 
+async def test_the_only_holder_of_a_layer_is_asked_again_when_it_refuses() -> None:
+    """What failed may succeed the next time. Guard: `_is_asked_again`."""
+    world = await running_world(
+        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+    )
+    before = set(world.engines())
+    world.hold("quiesce", "n1")
+    say(world, "n0", ["n1"], STALLED)
+    await world.advance(3)
+    refuse_what_is_held(world.agents["n1"])
+    await world.advance(70)
+    assert set(world.engines()) == before
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(2)
+
+
 async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None:
     """Guard: `_choose_to_leave_out`; all would be parked for the change."""
     world = await running_world(5)

@@ -115,6 +115,10 @@ def restart_cordons(turn: Turn) -> None:
 
 def _lift(turn: Turn, node_ids: Collection[str]) -> None:
     if node_ids:
-        lifted = {n: replace(turn.run.cordoned[n], is_over=True) for n in node_ids}
+        before, now = turn.run.cordoned, turn.now.seconds
+        lifted = {
+            n: replace(before[n], is_over=True, end_seconds=min(before[n].end_seconds, now))
+            for n in node_ids
+        }
         turn.change(cordoned={**turn.run.cordoned, **lifted})
         turn.because(f"{', '.join(sorted(node_ids))} may join again")

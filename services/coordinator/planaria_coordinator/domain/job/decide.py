@@ -107,7 +107,7 @@ from planaria_coordinator.domain.recovery.broken_communication import (
     fence_everybody,
     retry,
 )
-from planaria_coordinator.domain.recovery.broken_links import link_failed, links_after_commit
+from planaria_coordinator.domain.recovery.broken_links import links_after_commit, links_failed
 from planaria_coordinator.domain.recovery.copy_layers import (
     copy_failed,
     initial_state_failed,
@@ -126,7 +126,7 @@ from planaria_coordinator.domain.recovery.online_change import (
     online_plan_refused,
 )
 from planaria_coordinator.domain.recovery.opening import fence_returned
-from planaria_coordinator.domain.recovery.overdue import overdue
+from planaria_coordinator.domain.recovery.overdue import not_done, overdue
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.roll_forward import on_rolled_forward
 from planaria_coordinator.domain.recovery.transition import Phase
@@ -205,10 +205,12 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case EngineLost():
             lost_engines.engine_lost(turn, signal)
         case LinkFailed():
-            link_failed(turn, signal)
+            links_failed(turn, (signal,))
         case SeenTogether(signals=signals):
             for each in signals:
-                _dispatch(turn, each)
+                if not isinstance(each, LinkFailed):
+                    _dispatch(turn, each)
+            links_failed(turn, [each for each in signals if isinstance(each, LinkFailed)])
         case EnginesStuck():
             engines_stuck(turn, signal)
         case EngineDisturbed():
@@ -318,7 +320,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         case "export":
             export_failed(turn, failure)
         case _:
-            turn.silent_engines[pending.engine_id] = f"{pending.kind} failed: {failure.message}"
+            not_done(turn, pending, f"{pending.kind} failed: {failure.message}")
 
 
 def _job_faulted(turn: Turn, signal: JobFaulted) -> None:

@@ -89,6 +89,7 @@ def plan_refused(turn: Turn, signal: PlanRefused) -> None:
         more = len(query.nodes) + 1
         turn.change(nodes_per_replica=max(turn.run.nodes_per_replica, more))
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
+        lift_cordons(turn)
         park(turn, state, message)
         announce_waiting(turn, message)
     elif reason in _REFUSES_THE_JOB and not (turn.run.has_trained or turn.run.was_restored):

@@ -5,7 +5,7 @@ stays broken between two engines that live is avoided, by leaving out one of its
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -34,46 +34,73 @@ from planaria_coordinator.domain.recovery.lost_engines import engine_lost, is_sp
 _UNREACHABLE_LATELY_SECONDS = 10.0
 
 
-def link_failed(turn: Turn, signal: LinkFailed) -> None:
-    """Note what an engine says; believe at once what enough of them say.
+def links_failed(turn: Turn, signals: Collection[LinkFailed]) -> None:
+    """Note what engines say at one moment; believe at once what enough of them say.
 
     Not of an engine that would take the only replica of a layer with it: its agent says whether
     its process has ended.
     """
-    run = turn.run
-    if signal.engine_id not in run.engines or signal.peer_engine_id not in run.engines:
-        return
-    link = FailedLink(
+    known, engines = turn.run.failed_links, turn.run.engines
+    fault_times = {
+        _noted(turn, each): each.fault_time
+        for each in signals
+        if each.engine_id in engines and each.peer_engine_id in engines
+        if each.engine_id != each.peer_engine_id
+    }
+    turn.note_run(failed_links=_with(known, fault_times))
+    final = [link for link in fault_times if link.is_final]
+    needed = _in_use(turn.run, final, turn.run.placements)
+    _believe(turn, needed, fault_times)
+    needed = _between_living(turn, needed)
+    if needed and turn.run.trains:
+        had_time = any(link.failure is LinkFailure.STALLED for link in known)
+        _wait_for_others(turn, needed, fault_times[needed[0]], had_time=had_time)
+
+
+def _noted(turn: Turn, signal: LinkFailed) -> FailedLink:
+    return FailedLink(
         engine_id=signal.engine_id,
         peer_engine_id=signal.peer_engine_id,
         failure=signal.failure,
         direction=signal.direction,
         since_seconds=turn.now.seconds,
     )
-    turn.note_run(failed_links=_with(run.failed_links, link))
-    if not _matters(run, link):
-        return
-    accused = link.peer_engine_id
-    if _looks_ended(turn, accused) and is_spare(turn, node_of(accused)):
+
+
+def _believe(
+    turn: Turn, links: Sequence[FailedLink], fault_times: Mapping[FailedLink, datetime]
+) -> None:
+    """Recover from the losses of engines of which enough others say that they ended."""
+    known = [link for link in turn.run.failed_links if link.says_process_ended]
+    ends = _in_use(turn.run, known, turn.run.placements)
+    for accused, link in {link.peer_engine_id: link for link in reversed(links)}.items():
+        ends = _between_living(turn, ends)
+        if not _looks_ended(turn, accused, ends) or not is_spare(turn, node_of(accused)):
+            continue
         lost = EngineLost(
             engine_id=accused,
-            fault_time=signal.fault_time,
+            fault_time=fault_times[link],
             reason=link.words,
             process_ended=False,
         )
-        ends = (each for each in turn.run.failed_links if each.peer_engine_id == accused)
-        engine_lost(turn, lost, seen_by={node_of(each.engine_id) for each in ends})
-    elif run.trains:
-        _wait_for_others(turn, link, signal.fault_time)
+        accusing = {node_of(each.engine_id) for each in known if each.peer_engine_id == accused}
+        engine_lost(turn, lost, seen_by=accusing - {node_of(accused)})
 
 
-def _wait_for_others(turn: Turn, link: FailedLink, fault_time: datetime) -> None:
+def _between_living(turn: Turn, links: Collection[FailedLink]) -> list[FailedLink]:
+    engines = turn.run.engines
+    return [each for each in links if each.engine_id in engines and each.peer_engine_id in engines]
+
+
+def _wait_for_others(
+    turn: Turn, links: Sequence[FailedLink], fault_time: datetime, *, had_time: bool
+) -> None:
     """Whoever can say more, an agent or another engine, does so shortly.
 
     Messages that stall are noticed at different times by different engines.
     """
-    limits, known = turn.limits, turn.run.disturbance
-    is_slow = link.failure is LinkFailure.STALLED
+    limits, known, link = turn.limits, turn.run.disturbance, links[0]
+    is_slow = any(each.failure is LinkFailure.STALLED for each in links)
     wait_seconds = limits.stalled_seconds if is_slow else limits.disturbance_seconds
     deadline_seconds = turn.now.seconds + wait_seconds
     if known is None:
@@ -84,7 +111,7 @@ def _wait_for_others(turn: Turn, link: FailedLink, fault_time: datetime) -> None
             deadline_seconds=deadline_seconds,
         )
         turn.note_run(disturbance=disturbance)
-    elif is_slow and not any(each.failure is link.failure for each in _older(turn.run, link)):
+    elif is_slow and not had_time:
         turn.note_run(disturbance=replace(known, deadline_seconds=deadline_seconds))
 
 
@@ -215,21 +242,14 @@ def only_joining(run: JobRun, choice: Choice) -> bool:
     )
 
 
-def _older(run: JobRun, link: FailedLink) -> Collection[FailedLink]:
-    return [each for each in run.failed_links if each is not link]
-
-
-def _with(links: Collection[FailedLink], link: FailedLink) -> tuple[FailedLink, ...]:
-    """Add what is newest of a link; one that was given up is not only unreachable again."""
-    same = [each for each in links if each.ends == link.ends]
-    if not link.is_final and any(each.is_final for each in same):
-        return tuple(links)
-    return (*(each for each in links if each not in same), link)
-
-
-def _matters(run: JobRun, link: FailedLink) -> bool:
-    """Whether steps need the link, and it is more than a suspicion."""
-    return link.is_final and bool(_in_use(run, [link], run.placements))
+def _with(links: Collection[FailedLink], newer: Collection[FailedLink]) -> tuple[FailedLink, ...]:
+    """Add what is newest of each link; one that was given up is not only unreachable again."""
+    newest = {link.ends: link for link in links}
+    for link in newer:
+        if link.is_final or link.ends not in newest or not newest[link.ends].is_final:
+            newest.pop(link.ends, None)
+            newest[link.ends] = link
+    return tuple(newest.values())
 
 
 def _in_use(
@@ -248,10 +268,8 @@ def _in_use(
     ]
 
 
-def _looks_ended(turn: Turn, engine_id: str) -> bool:
-    run = turn.run
-    ends = [link for link in run.failed_links if link.says_process_ended]
-    return looks_ended(engine_id, _in_use(run, ends, run.placements), _earlier_edges(turn))
+def _looks_ended(turn: Turn, engine_id: str, ends: Collection[FailedLink]) -> bool:
+    return looks_ended(engine_id, ends, _earlier_edges(turn))
 
 
 def _earlier_edges(turn: Turn) -> list[Edge]:

@@ -63,11 +63,16 @@ def _overdue(turn: Turn, pending: Pending) -> None:
         and pending.kind in ("quiesce", "switch")
     ):
         open_again(turn, "the step in flight does not end", counts=False)
-    elif transition and _is_asked_again(turn, pending):
-        holder = f"{pending.engine_id} has not answered {pending.kind} in time"
-        turn.retry_reason = f"{holder}, and nobody else holds its layers"
     else:
-        turn.silent_engines[pending.engine_id] = f"no answer to {pending.kind} in time"
+        not_done(turn, pending, f"no answer to {pending.kind} in time")
+
+
+def not_done(turn: Turn, pending: Pending, what: str) -> None:
+    """Give up an engine that does not do what it must; ask again whose layers nobody else holds."""
+    if turn.run.transition is not None and _is_asked_again(turn, pending):
+        turn.retry_reason = f"{pending.engine_id}: {what}, and nobody else holds its layers"
+    else:
+        turn.silent_engines[pending.engine_id] = what
 
 
 def _is_asked_again(turn: Turn, pending: Pending) -> bool:
