@@ -81,3 +81,17 @@ async def test_nodes_are_let_in_again_at_once_if_no_plan_is_made_without_them() 
     assert not world.run.left_out
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 3
+
+
+async def test_a_node_that_was_let_in_is_no_suspect_longer_because_of_another_coordinator() -> None:
+    """Guard: a pause that was lifted does not go on."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    assert await leave_out(world, "n3")
+    world.planner.min_size = 3
+    await world.kill_node("n0")
+    await world.advance(4)
+    await world.crash_coordinator()
+    await world.reconnect()
+    cordon = world.run.cordoned["n3"]
+    assert cordon.is_over
+    assert cordon.end_seconds <= world.clock.monotonic()

@@ -307,20 +307,39 @@ async def test_the_only_holder_of_a_layer_is_asked_again_when_it_does_not_answer
     await world.train(2)
 
 
-async def test_the_only_holder_of_a_layer_is_asked_again_when_it_refuses() -> None:
-    """What failed may succeed the next time. Guard: `_is_asked_again`."""
+async def test_the_only_holder_of_a_layer_is_asked_again_later_when_it_refuses() -> None:
+    """What failed may succeed the next time. Guards: `_is_asked_again`; the pause before it is."""
     world = await running_world(
         2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
     )
-    before = set(world.engines())
+    before, generation = set(world.engines()), world.run.generation
     world.hold("quiesce", "n1")
     say(world, "n0", ["n1"], STALLED)
-    await world.advance(3)
-    refuse_what_is_held(world.agents["n1"])
+    await world.advance(2)
+    for _ in range(20):
+        refuse_what_is_held(world.agents["n1"])
+        world.hold("quiesce", "n1")
+        await world.settle()
+    assert world.run.generation == generation + 1
+    await world.release()
+    world.agents["n1"].held_kinds.clear()
     await world.advance(70)
     assert set(world.engines()) == before
     assert (await world.job()).state is JobState.RUNNING
     await world.train(2)
+
+
+@pytest.mark.parametrize("accused", [("n3", "n4"), ("n4", "n3")])
+async def test_what_an_engine_said_before_it_ended_keeps_nobody(accused: Iterable[str]) -> None:
+    """Guard: all are judged again once one is believed to have ended."""
+    world = await running_world(6)
+    gone = {world.engine_on(node_id).id for node_id in accused}
+    for node_id in accused:
+        for other in others(world, node_id):
+            if other != "n3":
+                say(world, other, [node_id])
+    await world.settle()
+    assert gone.isdisjoint(world.run.engines)
 
 
 async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None:
@@ -430,7 +449,7 @@ async def test_a_joining_node_whose_engine_is_lost_keeps_nobody_parked() -> None
 
 
 async def test_a_link_that_no_step_uses_disturbs_nobody() -> None:
-    """Neither a pipeline nor a sum goes over it. Guard: `_matters`."""
+    """Neither a pipeline nor a sum goes over it. Guard: `_in_use`."""
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     generation = world.run.generation
     say(world, "n0", ["n3"], STALLED)

@@ -63,7 +63,7 @@ def suspects(turn: Turn) -> dict[str, Cordon]:
 
 
 def fault_found(turn: Turn, node_id: str) -> None:
-    """Lift what followed from links that failed with a node: it is known what ailed it.
+    """Lift what followed from links that failed with a node: it was the node, gone or unreachable.
 
     If links fail with it again, its earlier pauses count.
     """
@@ -108,7 +108,10 @@ def restart_cordons(turn: Turn) -> None:
 
     def go_on(cordoned: Cordon) -> Cordon:
         passed_seconds = max(0.0, (now.time - cordoned.since_time).total_seconds())
-        return replace(cordoned, end_seconds=now.seconds + cordoned.pause_seconds - passed_seconds)
+        left_seconds = cordoned.pause_seconds - passed_seconds
+        if cordoned.is_over:  # when it was lifted nobody knows any more
+            left_seconds = min(left_seconds, 0.0)
+        return replace(cordoned, end_seconds=now.seconds + left_seconds)
 
     turn.note_run(cordoned={n: go_on(each) for n, each in turn.run.cordoned.items()})
 

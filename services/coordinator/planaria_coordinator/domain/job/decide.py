@@ -126,7 +126,7 @@ from planaria_coordinator.domain.recovery.online_change import (
     online_plan_refused,
 )
 from planaria_coordinator.domain.recovery.opening import fence_returned
-from planaria_coordinator.domain.recovery.overdue import not_done, overdue
+from planaria_coordinator.domain.recovery.overdue import overdue, refused
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.roll_forward import on_rolled_forward
 from planaria_coordinator.domain.recovery.transition import Phase
@@ -198,7 +198,10 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case CheckpointReported():
             checkpoint_protocol.reported(turn, signal)
         case NodeLost(node_id=node_id, gone=gone):
-            (forget_cordon if gone else fault_found)(turn, node_id)
+            if gone:
+                forget_cordon(turn, node_id)
+            else:
+                fault_found(turn, node_id)
             lost_engines.node_lost(turn, signal)
         case HoldersReturned():
             holders_returned(turn, signal)
@@ -320,7 +323,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         case "export":
             export_failed(turn, failure)
         case _:
-            not_done(turn, pending, f"{pending.kind} failed: {failure.message}")
+            refused(turn, pending, f"{pending.kind} failed: {failure.message}")
 
 
 def _job_faulted(turn: Turn, signal: JobFaulted) -> None:

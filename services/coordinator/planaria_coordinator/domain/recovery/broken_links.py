@@ -53,8 +53,9 @@ def links_failed(turn: Turn, signals: Collection[LinkFailed]) -> None:
     _believe(turn, needed, fault_times)
     needed = _between_living(turn, needed)
     if needed and turn.run.trains:
-        had_time = any(link.failure is LinkFailure.STALLED for link in known)
-        _wait_for_others(turn, needed, fault_times[needed[0]], had_time=had_time)
+        stalled_before = any(link.failure is LinkFailure.STALLED for link in known)
+        fault_time = fault_times[needed[0]]
+        _wait_for_others(turn, needed, fault_time, stalled_before=stalled_before)
 
 
 def _noted(turn: Turn, signal: LinkFailed) -> FailedLink:
@@ -68,23 +69,33 @@ def _noted(turn: Turn, signal: LinkFailed) -> FailedLink:
 
 
 def _believe(
-    turn: Turn, links: Sequence[FailedLink], fault_times: Mapping[FailedLink, datetime]
+    turn: Turn, links: Collection[FailedLink], fault_times: Mapping[FailedLink, datetime]
 ) -> None:
-    """Recover from the losses of engines of which enough others say that they ended."""
+    """Recover from the losses of engines of which enough others say that they ended.
+
+    What an engine said before it ended speaks against no other any more: all are judged again.
+    """
     known = [link for link in turn.run.failed_links if link.says_process_ended]
     ends = _in_use(turn.run, known, turn.run.placements)
-    for accused, link in {link.peer_engine_id: link for link in reversed(links)}.items():
+    accused = {link.peer_engine_id: link for link in links}
+    while True:
         ends = _between_living(turn, ends)
-        if not _looks_ended(turn, accused, ends) or not is_spare(turn, node_of(accused)):
-            continue
+        link = next((accused[e] for e in accused if _is_believed(turn, e, ends)), None)
+        if link is None:
+            return
+        del accused[link.peer_engine_id]
         lost = EngineLost(
-            engine_id=accused,
+            engine_id=link.peer_engine_id,
             fault_time=fault_times[link],
             reason=link.words,
             process_ended=False,
         )
-        accusing = {node_of(each.engine_id) for each in known if each.peer_engine_id == accused}
-        engine_lost(turn, lost, seen_by=accusing - {node_of(accused)})
+        accusing = {node_of(e.engine_id) for e in known if e.peer_engine_id == lost.engine_id}
+        engine_lost(turn, lost, seen_by=accusing - {node_of(lost.engine_id)})
+
+
+def _is_believed(turn: Turn, engine_id: str, ends: Collection[FailedLink]) -> bool:
+    return _looks_ended(turn, engine_id, ends) and is_spare(turn, node_of(engine_id))
 
 
 def _between_living(turn: Turn, links: Collection[FailedLink]) -> list[FailedLink]:
@@ -93,7 +104,7 @@ def _between_living(turn: Turn, links: Collection[FailedLink]) -> list[FailedLin
 
 
 def _wait_for_others(
-    turn: Turn, links: Sequence[FailedLink], fault_time: datetime, *, had_time: bool
+    turn: Turn, links: Sequence[FailedLink], fault_time: datetime, *, stalled_before: bool
 ) -> None:
     """Whoever can say more, an agent or another engine, does so shortly.
 
@@ -111,7 +122,7 @@ def _wait_for_others(
             deadline_seconds=deadline_seconds,
         )
         turn.note_run(disturbance=disturbance)
-    elif is_slow and not had_time:
+    elif is_slow and not stalled_before:
         turn.note_run(disturbance=replace(known, deadline_seconds=deadline_seconds))
 
 

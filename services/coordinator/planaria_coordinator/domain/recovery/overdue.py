@@ -63,16 +63,24 @@ def _overdue(turn: Turn, pending: Pending) -> None:
         and pending.kind in ("quiesce", "switch")
     ):
         open_again(turn, "the step in flight does not end", counts=False)
+    elif transition and _is_asked_again(turn, pending):
+        holder = f"{pending.engine_id} has not done {pending.kind} in time"
+        turn.retry_reason = f"{holder}, and nobody else holds its layers"
     else:
-        not_done(turn, pending, f"no answer to {pending.kind} in time")
+        turn.silent_engines[pending.engine_id] = f"no answer to {pending.kind} in time"
 
 
-def not_done(turn: Turn, pending: Pending, what: str) -> None:
-    """Give up an engine that does not do what it must; ask again whose layers nobody else holds."""
+def refused(turn: Turn, pending: Pending, reason: str) -> None:
+    """Give up an engine that does not do what it must.
+
+    Whose layers nobody else holds is asked again at the deadline, as if it had said nothing: to ask
+    it at once would give the same answer at once, without end.
+    """
     if turn.run.transition is not None and _is_asked_again(turn, pending):
-        turn.retry_reason = f"{pending.engine_id}: {what}, and nobody else holds its layers"
+        turn.change(pending={**turn.run.pending, pending.directive_id: pending})
+        turn.because(f"{pending.engine_id}: {reason}; it is asked again later")
     else:
-        turn.silent_engines[pending.engine_id] = what
+        turn.silent_engines[pending.engine_id] = reason
 
 
 def _is_asked_again(turn: Turn, pending: Pending) -> bool:
