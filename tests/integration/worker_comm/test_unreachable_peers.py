@@ -124,25 +124,6 @@ def test_a_peer_that_takes_no_new_connections_is_given_up_where_groups_need_them
 ) -> None:
     """The old connections carry on, and show nothing."""
     network.filter("a", "input", "tcp flags syn drop")
-    watched.reconnect_unless(lambda: False)
+    watched.connect_anew_unless(lambda: False)
     kinds = [failures.get(timeout=BOUND_SECONDS).kind for _ in range(2)]
     assert kinds == [LinkFailureKind.UNREACHABLE, LinkFailureKind.STALLED]
-
-
-@pytest.mark.parametrize("is_healed", [True, False])
-def test_a_peer_that_was_given_up_is_watched_still(
-    watched: FailureDetector,
-    network: Network,
-    peer: subprocess.Popen[bytes],
-    failures: Failures,
-    is_healed: bool,
-) -> None:
-    """It may train on, with groups that were built in the meantime. Guard: it is not over."""
-    network.filter("a", "input", "tcp flags syn drop")
-    watched.reconnect_unless(lambda: False)
-    for _ in range(2):
-        failures.get(timeout=BOUND_SECONDS)
-    if is_healed:
-        network.unfilter("a")
-    peer.kill()
-    assert failures.get(timeout=BOUND_SECONDS).kind is LinkFailureKind.ENDED

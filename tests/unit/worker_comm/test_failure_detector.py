@@ -11,7 +11,7 @@ import pytest
 
 from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.copy import CopyServer, wire
-from planaria_worker.engine.recovery.failure_detector import RECONNECT_SECONDS, FailureDetector
+from planaria_worker.engine.recovery.failure_detector import ANEW_SECONDS, FailureDetector
 from support.clock import FakeClock
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 
@@ -34,7 +34,7 @@ class Losses:
     def next(self) -> str:
         """Waits for the next loss."""
         engine_id, when = self._reported.get(timeout=BOUND_SECONDS)
-        assert when - NOW <= timedelta(seconds=RECONNECT_SECONDS)
+        assert when - NOW <= timedelta(seconds=ANEW_SECONDS)
         return engine_id
 
     def is_empty(self) -> bool:
@@ -223,8 +223,8 @@ def test_peers_are_connected_to_anew_while_groups_are_not_built(
     """Once, by the beacon's connection: the other one still shows that the process ends."""
     watch.watch({"0": peers[0].address})
     first = peers[0].accept(greeted("0"))
-    watch.reconnect_unless(lambda: False)
-    clock.advance(RECONNECT_SECONDS)
+    watch.connect_anew_unless(lambda: False)
+    clock.advance(ANEW_SECONDS)
     second, _ = peers[0].listener.accept()
     greeting = wire.receive_exactly(second, wire.GREETING.size)
     assert greeting == wire.greeting(wire.Kind.WATCH_BEACON, SECRET)
@@ -242,8 +242,8 @@ def test_nobody_is_connected_to_anew_once_groups_are_built(
 ) -> None:
     watch.watch({"0": peers[0].address})
     peers[0].accept(greeted("0"))
-    watch.reconnect_unless(lambda: True)
-    clock.advance(RECONNECT_SECONDS)
+    watch.connect_anew_unless(lambda: True)
+    clock.advance(ANEW_SECONDS)
     watch.watch({"0": peers[0].address, "1": peers[1].address})  # in the same thread, later
     peers[1].accept(greeted("1"))
     peers[0].listener.setblocking(False)

@@ -68,7 +68,7 @@ def test_peers_are_connected_to_anew_where_layers_could_not_be_copied() -> None:
         raise PlanariaError(ErrorReason.COPY_FAILED, "timed out")
 
     handover = SimpleNamespace(
-        unstage=lambda generation: None, reconnect=lambda: connected.append(True)
+        unstage=lambda generation: None, connect_anew=lambda: connected.append(True)
     )
     directives = directives_of(
         SimpleNamespace(handover=handover), answers.put, SimpleNamespace(obtain=obtain)

@@ -85,7 +85,7 @@ class HandoverHarness:
             current_training=self.current_training,
             current_groups=CurrentGroups(),
             failure_detector=SimpleNamespace(  # type: ignore[arg-type]
-                watch=lambda peers: None, reconnect_unless=self.are_built.append
+                watch=lambda peers: None, connect_anew_unless=self.are_built.append
             ),
             on_join=lambda _, record: self.joined.append(record),
         )
@@ -196,18 +196,18 @@ def test_only_engines_that_do_not_vote_join_by_what_they_follow(world: HandoverH
     assert world.joined == [RECORD]
 
 
-def test_new_connections_are_opened_only_for_groups_that_are_not_built_yet(
+def test_peers_are_connected_to_anew_only_for_groups_that_are_not_built_yet(
     world: HandoverHarness,
 ) -> None:
-    """Nor for groups that are needed no more. Guard: each call counts, and the last one alone."""
     groups: Any = SimpleNamespace(is_built=False)
     view: Any = SimpleNamespace(peers={})
-    world.handover.watch(view, groups)
-    assert not world.are_built[-1]()
-    groups.is_built = True
-    assert world.are_built[-1]()
     world.handover.watch(view)
-    assert world.are_built[-1]()
+    assert world.are_built == []
+    world.handover.watch(view, groups)
+    (are_built,) = world.are_built
+    assert not are_built()
+    groups.is_built = True
+    assert are_built()
 
 
 def test_a_commit_ends_only_older_generations() -> None:

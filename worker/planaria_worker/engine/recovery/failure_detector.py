@@ -8,8 +8,7 @@ at once.
 A machine that disappears closes nothing. So the beacon's connection carries a byte now and then,
 which the peer's kernel acknowledges even if the process is stopped. Without an acknowledgement the
 peer is reported as unreachable, and connected to again; when that fails for a while, the link is
-reported as stalled. Only an end of the other connection, or a refusal, says that the peer is gone:
-until then it is connected to again now and then, and watched from when that succeeds.
+reported as stalled and given up.
 
 A connection says nothing of the next one: a firewall may let old ones through and drop new ones. So
 while groups are not built, new connections to all peers are opened.
@@ -51,8 +50,8 @@ second time before that, after 0.2 s."""
 _OPENING_MILLISECONDS = 300
 """TCP_USER_TIMEOUT: the kernel gives up a connection that is being opened after a second."""
 GIVE_UP_SECONDS = 2.0
-"""A link to a peer that stays unreachable for so long is reported as stalled."""
-RECONNECT_SECONDS = 0.5
+"""A link to a peer that stays unreachable for so long is given up."""
+ANEW_SECONDS = 0.5
 """After so long without groups, new connections to peers are opened: time to give a link up before
 others have waited long enough for the groups."""
 _KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
@@ -100,11 +99,9 @@ class FailureDetector:
         self._is_closed = False
         self._peers: dict[tuple[str, wire.Kind], _Peer] = {}
         self._unreachable_since: dict[str, float] = {}
-        self._stalled_peers: set[str] = set()
-        """Those that were reported for being unreachable too long."""
         self._probe_time = 0.0
         self._look_time = 0.0
-        self._reconnect_time = math.inf
+        self._anew_time = math.inf
         self._are_built: Callable[[], bool] = lambda: True
         self._stalled = StalledMessages()
         self._connections: Callable[[], Iterable[tuple[str, PeerConnection]]] = tuple
@@ -126,7 +123,7 @@ class FailureDetector:
             self._wanted = dict(peers)
         self._wake()
 
-    def reconnect_unless(self, are_built: Callable[[], bool]) -> None:
+    def connect_anew_unless(self, are_built: Callable[[], bool]) -> None:
         """Open new connections to all peers if groups are not built after half a second.
 
         Args:
@@ -134,7 +131,7 @@ class FailureDetector:
         """
         with self._lock:
             self._are_built = are_built
-            self._reconnect_time = self._clock.monotonic() + RECONNECT_SECONDS
+            self._anew_time = min(self._anew_time, self._clock.monotonic() + ANEW_SECONDS)
         self._wake()
 
     def follow(self, connections: Callable[[], Iterable[tuple[str, PeerConnection]]]) -> None:
@@ -174,7 +171,7 @@ class FailureDetector:
         self._adopt_wanted()
         now = self._clock.monotonic()
         watched = [peer for peer in self._peers.values() if not peer.is_over]
-        if self._is_time_to_reconnect(now):
+        if self._is_time_to_connect_anew(now):
             for peer in watched:
                 if peer.is_greeted and peer.kind is wire.Kind.WATCH_BEACON:
                     self._disconnect(peer)
@@ -186,7 +183,6 @@ class FailureDetector:
             for peer in watched:
                 if peer.is_greeted and peer.kind is wire.Kind.WATCH_BEACON:
                     self._guarded(peer, self._probe)
-        self._report_stalled_peers(now)
         if watched and self._look_time <= now:
             self._look_time = now + _LOOK_SECONDS
             self._look_at_messages(now)
@@ -202,22 +198,20 @@ class FailureDetector:
         if wanted is None:
             return
         for key, peer in list(self._peers.items()):
-            is_over = peer.is_over or peer.engine_id in self._stalled_peers
-            if is_over or wanted.get(peer.engine_id) != peer.address:
+            if peer.is_over or wanted.get(peer.engine_id) != peer.address:
                 self._disconnect(peer)
                 del self._peers[key]
-        for engine_id in self._unreachable_since.keys() - {key[0] for key in self._peers}:
-            self._forget_unreachable(engine_id)
+                self._unreachable_since.pop(peer.engine_id, None)
         for engine_id, address in wanted.items():
             for kind in _KINDS:
                 peer = _Peer(kind=kind, engine_id=engine_id, address=address)
                 self._peers.setdefault((engine_id, kind), peer)
 
-    def _is_time_to_reconnect(self, now: float) -> bool:
+    def _is_time_to_connect_anew(self, now: float) -> bool:
         with self._lock:
-            if now < self._reconnect_time:
+            if now < self._anew_time:
                 return False
-            self._reconnect_time, are_built = math.inf, self._are_built
+            self._anew_time, are_built = math.inf, self._are_built
         return not are_built()
 
     def _guarded(self, peer: _Peer, step: Callable[[_Peer], None]) -> None:
@@ -312,8 +306,7 @@ class FailureDetector:
         elif peer.received[wire.LENGTH.size + length :].startswith(wire.BYE):
             _log.info("peer_ended_in_order", peer=peer.engine_id)
             self._end(peer)
-        elif peer.engine_id in self._unreachable_since:
-            self._forget_unreachable(peer.engine_id)
+        elif self._unreachable_since.pop(peer.engine_id, None) is not None:
             _log.info("peer_reachable_again", peer=peer.engine_id)
 
     def _not_connected(self, peer: _Peer, code: int) -> None:
@@ -328,22 +321,16 @@ class FailureDetector:
             self._report(peer.engine_id, kind)
             return
         now = self._clock.monotonic()
+        is_new = peer.engine_id not in self._unreachable_since
+        since = self._unreachable_since.setdefault(peer.engine_id, now)
         # One that refuses at once is asked again after a while; others have taken their time.
         peer.retry_time = now + (_RETRY_SECONDS if peer.connection is None else 0.0)
         self._disconnect(peer)
-        if peer.engine_id not in self._unreachable_since:
-            self._unreachable_since[peer.engine_id] = now
+        if is_new:
             self._report(peer.engine_id, kind)
-
-    def _report_stalled_peers(self, now: float) -> None:
-        for engine_id, since in self._unreachable_since.items():
-            if now - since >= GIVE_UP_SECONDS and engine_id not in self._stalled_peers:
-                self._stalled_peers.add(engine_id)
-                self._report(engine_id, LinkFailureKind.STALLED)
-
-    def _forget_unreachable(self, engine_id: str) -> None:
-        self._unreachable_since.pop(engine_id, None)
-        self._stalled_peers.discard(engine_id)
+        elif now - since >= GIVE_UP_SECONDS:
+            self._end(peer)
+            self._report(peer.engine_id, LinkFailureKind.STALLED)
 
     def _report(self, engine_id: str, kind: LinkFailureKind, *, is_outgoing: bool = True) -> None:
         _log.warning("link_failed", peer=engine_id, kind=kind)
@@ -362,7 +349,7 @@ class FailureDetector:
             each = self._peers[peer.engine_id, kind]
             self._disconnect(each)
             each.is_over = True
-        self._forget_unreachable(peer.engine_id)
+        self._unreachable_since.pop(peer.engine_id, None)
 
     def _disconnect(self, peer: _Peer) -> None:
         if peer.connection is not None:
