@@ -131,14 +131,8 @@ def test_a_job_does_without_a_node_whose_engines_are_cut_off(
     assert pool.client.get_node(CUT).state == "READY"
 
 
-@pytest.mark.parametrize(
-    "hooks",
-    [
-        ("input", "output"),
-        pytest.param(("input",), marks=SLOW),
-        pytest.param(("output",), marks=SLOW),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("hooks", [("input", "output"), ("input",), ("output",)])
 def test_a_job_does_without_a_node_that_takes_no_new_connections(
     pool: Pool, network: Network, spec: JobSpec, digest: str, hooks: tuple[str, ...]
 ) -> None:
