@@ -97,6 +97,14 @@ def block(network: Network, node_id: str, how: str, *hooks: str) -> None:
     network.cut_from_peers(node_id, network.host, how, hooks)
 
 
+def begin_paced(pool: Pool, spec: JobSpec) -> tuple[Pace, Job]:
+    """Train a job whose steps take their time."""
+    pace = Pace(pool, pool.new_script(), list(pool.nodes), range(4, 38))
+    job = pool.client.submit(spec)
+    pool.wait_for_step(job.id, 4)
+    return pace, job
+
+
 def check_end(pool: Pool, job: Job, digest: str) -> None:
     end = pool.wait_for_end(job.id)
     assert end.state == "SUCCEEDED", end.error
@@ -165,9 +173,7 @@ def test_a_joining_node_that_others_cannot_reach_disturbs_nobody(
     pool: Pool, network: Network, growing: JobSpec, tmp_path: Path, how: str
 ) -> None:
     """Adding a node ended the job."""
-    pace = Pace(pool, pool.new_script(), list(pool.nodes), range(4, 38))
-    job = pool.client.submit(growing)
-    pool.wait_for_step(job.id, 4)
+    pace, job = begin_paced(pool, growing)
     block(network, JOINING, how, "input")
     pool.start_node(JOINING)
     pace.wait_for(f"{JOINING} to be left out", lambda: bool(left_out(pool, job)))
@@ -183,9 +189,7 @@ def test_a_node_that_takes_no_new_connections_keeps_nobody_from_joining(
     pool: Pool, network: Network, growing: JobSpec, tmp_path: Path
 ) -> None:
     """The one that joins was left out in its place, again and again."""
-    pace = Pace(pool, pool.new_script(), list(pool.nodes), range(4, 38))
-    job = pool.client.submit(growing)
-    pool.wait_for_step(job.id, 4)
+    pace, job = begin_paced(pool, growing)
     block(network, CUT, NEW, "input", "output")
     pool.start_node(JOINING)
     pace.wait_for("a node to be left out", lambda: bool(left_out(pool, job)))
@@ -200,9 +204,7 @@ def test_a_node_that_was_left_out_takes_part_again(
     pool: Pool, network: Network, spec: JobSpec, digest: str
 ) -> None:
     """Its links are whole again when its pause is over."""
-    pace = Pace(pool, pool.new_script(), list(pool.nodes), range(4, 38))
-    job = pool.client.submit(spec)
-    pool.wait_for_step(job.id, 4)
+    pace, job = begin_paced(pool, spec)
     block(network, CUT, "drop", "input", "output")
     pace.wait_for(f"{CUT} to be left out", lambda: CUT in left_out(pool, job))
     assert CUT not in members(pool, job)

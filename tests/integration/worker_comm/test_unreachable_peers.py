@@ -124,6 +124,6 @@ def test_a_peer_that_takes_no_new_connections_is_given_up_where_groups_need_them
 ) -> None:
     """The old connections carry on, and show nothing."""
     network.filter("a", "input", "tcp flags syn drop")
-    watched.connect_anew_unless(lambda: False)
+    watched.reconnect_unless(lambda: False)
     kinds = [failures.get(timeout=BOUND_SECONDS).kind for _ in range(2)]
     assert kinds == [LinkFailureKind.UNREACHABLE, LinkFailureKind.STALLED]

@@ -5,13 +5,13 @@ import queue
 import socket
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 
 from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.copy import CopyServer, wire
-from planaria_worker.engine.recovery.failure_detector import ANEW_SECONDS, FailureDetector
+from planaria_worker.engine.recovery.failure_detector import RECONNECT_SECONDS, FailureDetector
 from support.clock import FakeClock
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 
@@ -31,10 +31,10 @@ class Losses:
         if self.fails:
             raise RuntimeError("the callback fails")
 
-    def next(self) -> str:
-        """Waits for the next loss."""
+    def next(self, expected: datetime = NOW) -> str:
+        """Waits for the next loss, which was noticed at a certain time."""
         engine_id, when = self._reported.get(timeout=BOUND_SECONDS)
-        assert when - NOW <= timedelta(seconds=ANEW_SECONDS)
+        assert when == expected
         return engine_id
 
     def is_empty(self) -> bool:
@@ -217,33 +217,33 @@ def test_a_byte_is_sent_now_and_then(losses: Losses, peers: list[Peer]) -> None:
     assert losses.is_empty()
 
 
-def test_peers_are_connected_to_anew_while_groups_are_not_built(
+def test_peers_are_connected_to_again_while_groups_are_not_built(
     watch: FailureDetector, losses: Losses, peers: list[Peer], clock: FakeClock
 ) -> None:
     """Once, by the beacon's connection: the other one still shows that the process ends."""
     watch.watch({"0": peers[0].address})
     first = peers[0].accept(greeted("0"))
-    watch.connect_anew_unless(lambda: False)
-    clock.advance(ANEW_SECONDS)
+    watch.reconnect_unless(lambda: False)
+    clock.advance(RECONNECT_SECONDS)
     second, _ = peers[0].listener.accept()
     greeting = wire.receive_exactly(second, wire.GREETING.size)
     assert greeting == wire.greeting(wire.Kind.WATCH_BEACON, SECRET)
     if peers[0].kind is wire.Kind.WATCH:
         first.close()
-        assert losses.next() == "0"
+        assert losses.next(clock.now()) == "0"
     else:
         assert has_ended(first)
         assert losses.is_empty()
     second.close()
 
 
-def test_nobody_is_connected_to_anew_once_groups_are_built(
+def test_nobody_is_connected_to_again_once_groups_are_built(
     watch: FailureDetector, losses: Losses, peers: list[Peer], clock: FakeClock
 ) -> None:
     watch.watch({"0": peers[0].address})
     peers[0].accept(greeted("0"))
-    watch.connect_anew_unless(lambda: True)
-    clock.advance(ANEW_SECONDS)
+    watch.reconnect_unless(lambda: True)
+    clock.advance(RECONNECT_SECONDS)
     watch.watch({"0": peers[0].address, "1": peers[1].address})  # in the same thread, later
     peers[1].accept(greeted("1"))
     peers[0].listener.setblocking(False)

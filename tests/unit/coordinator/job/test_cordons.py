@@ -71,27 +71,29 @@ async def test_what_was_said_long_ago_counts_no_more_when_the_coordinator_is_rep
         await world.train(1)
 
 
-async def test_nodes_are_let_in_again_at_once_if_no_plan_is_made_without_them() -> None:
-    """The job would wait for the end of their pauses."""
+async def let_in_at_once() -> World:
+    """Run a job that left a node out, and then lost another: no plan is made without the first."""
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     assert await leave_out(world, "n3")
     world.planner.min_size = 3
     await world.kill_node("n0")
-    await world.advance(10)
+    await world.advance(4)
+    return world
+
+
+async def test_nodes_are_let_in_again_at_once_if_no_plan_is_made_without_them() -> None:
+    """The job would wait for the end of their pauses."""
+    world = await let_in_at_once()
     assert not world.run.left_out
+    await world.advance(6)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 3
 
 
 async def test_a_node_that_was_let_in_is_no_suspect_longer_because_of_another_coordinator() -> None:
     """Guard: a pause that was lifted does not go on."""
-    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
-    assert await leave_out(world, "n3")
-    world.planner.min_size = 3
-    await world.kill_node("n0")
-    await world.advance(4)
-    await world.crash_coordinator()
-    await world.reconnect()
+    world = await let_in_at_once()
+    await restart(world)
     cordon = world.run.cordoned["n3"]
     assert cordon.is_over
     assert cordon.end_seconds <= world.clock.monotonic()

@@ -59,7 +59,7 @@ def test_a_repeated_directive_is_carried_out_once_and_answered_again() -> None:
     assert [each.rolled_forward.stale_layers for each in answers] == [[2], [2]]
 
 
-def test_peers_are_connected_to_anew_where_layers_could_not_be_copied() -> None:
+def test_peers_are_connected_to_again_where_layers_could_not_be_copied() -> None:
     """A connection is needed, as for groups."""
     connected: list[bool] = []
     answers: queue.SimpleQueue[DirectiveResult] = queue.SimpleQueue()
@@ -68,7 +68,7 @@ def test_peers_are_connected_to_anew_where_layers_could_not_be_copied() -> None:
         raise PlanariaError(ErrorReason.COPY_FAILED, "timed out")
 
     handover = SimpleNamespace(
-        unstage=lambda generation: None, connect_anew=lambda: connected.append(True)
+        unstage=lambda generation: None, reconnect=lambda: connected.append(True)
     )
     directives = directives_of(
         SimpleNamespace(handover=handover), answers.put, SimpleNamespace(obtain=obtain)

@@ -85,7 +85,7 @@ class HandoverHarness:
             current_training=self.current_training,
             current_groups=CurrentGroups(),
             failure_detector=SimpleNamespace(  # type: ignore[arg-type]
-                watch=lambda peers: None, connect_anew_unless=self.are_built.append
+                watch=lambda peers: None, reconnect_unless=self.are_built.append
             ),
             on_join=lambda _, record: self.joined.append(record),
         )
@@ -196,7 +196,7 @@ def test_only_engines_that_do_not_vote_join_by_what_they_follow(world: HandoverH
     assert world.joined == [RECORD]
 
 
-def test_peers_are_connected_to_anew_only_for_groups_that_are_not_built_yet(
+def test_peers_are_connected_to_again_only_for_groups_that_are_not_built_yet(
     world: HandoverHarness,
 ) -> None:
     groups: Any = SimpleNamespace(is_built=False)

@@ -141,7 +141,7 @@ class Communicators:
 
     @property
     def is_built(self) -> bool:
-        """Whether all groups were ready, though some may have been shut since."""
+        """Whether all groups were ready before anybody shut them."""
         return self._is_built
 
     @property

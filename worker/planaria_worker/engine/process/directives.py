@@ -336,7 +336,7 @@ class Directives:
 
     def _fail(self, directive: Directive, error: Exception) -> None:
         if isinstance(error, PlanariaError) and error.reason is ErrorReason.COPY_FAILED:
-            self._trainer.handover.connect_anew()
+            self._trainer.handover.reconnect()
         _log.warning("directive_failed", command=directive.WhichOneof("command"), cause=str(error))
         self._finish(directive, failure=self._failure(error, directive.generation))
 

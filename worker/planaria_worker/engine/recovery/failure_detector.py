@@ -51,7 +51,7 @@ _OPENING_MILLISECONDS = 300
 """TCP_USER_TIMEOUT: the kernel gives up a connection that is being opened after a second."""
 GIVE_UP_SECONDS = 2.0
 """A link to a peer that stays unreachable for so long is given up."""
-ANEW_SECONDS = 0.5
+RECONNECT_SECONDS = 0.5
 """After so long without groups, new connections to peers are opened: time to give a link up before
 others have waited long enough for the groups."""
 _KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
@@ -101,7 +101,7 @@ class FailureDetector:
         self._unreachable_since: dict[str, float] = {}
         self._probe_time = 0.0
         self._look_time = 0.0
-        self._anew_time = math.inf
+        self._reconnect_time = math.inf
         self._are_built: Callable[[], bool] = lambda: True
         self._stalled = StalledMessages()
         self._connections: Callable[[], Iterable[tuple[str, PeerConnection]]] = tuple
@@ -123,7 +123,7 @@ class FailureDetector:
             self._wanted = dict(peers)
         self._wake()
 
-    def connect_anew_unless(self, are_built: Callable[[], bool]) -> None:
+    def reconnect_unless(self, are_built: Callable[[], bool]) -> None:
         """Open new connections to all peers if groups are not built after half a second.
 
         Args:
@@ -131,7 +131,9 @@ class FailureDetector:
         """
         with self._lock:
             self._are_built = are_built
-            self._anew_time = min(self._anew_time, self._clock.monotonic() + ANEW_SECONDS)
+            self._reconnect_time = min(
+                self._reconnect_time, self._clock.monotonic() + RECONNECT_SECONDS
+            )
         self._wake()
 
     def follow(self, connections: Callable[[], Iterable[tuple[str, PeerConnection]]]) -> None:
@@ -171,7 +173,7 @@ class FailureDetector:
         self._adopt_wanted()
         now = self._clock.monotonic()
         watched = [peer for peer in self._peers.values() if not peer.is_over]
-        if self._is_time_to_connect_anew(now):
+        if self._is_time_to_reconnect(now):
             for peer in watched:
                 if peer.is_greeted and peer.kind is wire.Kind.WATCH_BEACON:
                     self._disconnect(peer)
@@ -207,11 +209,11 @@ class FailureDetector:
                 peer = _Peer(kind=kind, engine_id=engine_id, address=address)
                 self._peers.setdefault((engine_id, kind), peer)
 
-    def _is_time_to_connect_anew(self, now: float) -> bool:
+    def _is_time_to_reconnect(self, now: float) -> bool:
         with self._lock:
-            if now < self._anew_time:
+            if now < self._reconnect_time:
                 return False
-            self._anew_time, are_built = math.inf, self._are_built
+            self._reconnect_time, are_built = math.inf, self._are_built
         return not are_built()
 
     def _guarded(self, peer: _Peer, step: Callable[[_Peer], None]) -> None:

@@ -127,9 +127,9 @@ class Handover:
             self._peers = view.peers
             self._watch(groups_being_built)
 
-    def connect_anew(self) -> None:
+    def reconnect(self) -> None:
         """Find out which peers take no new connections: one was needed, and failed."""
-        self._failure_detector.connect_anew_unless(lambda: False)
+        self._failure_detector.reconnect_unless(lambda: False)
 
     def change_at(self, record: CommitRecord) -> StagedChange | None:
         """Return the change to switch to at a commit; None: none, or the job is finished."""
@@ -224,4 +224,4 @@ class Handover:
         staged = {} if self._next is None else self._next.view.peers
         self._failure_detector.watch({**staged, **self._peers})
         if groups_being_built is not None:
-            self._failure_detector.connect_anew_unless(lambda: groups_being_built.is_built)
+            self._failure_detector.reconnect_unless(lambda: groups_being_built.is_built)

@@ -42,7 +42,8 @@ from planaria_coordinator.domain.recovery.recovery_record import Recovery
 _TERMINAL: Final = [state for state in JobState if state.is_terminal]
 _SETTLED: Final = ("RESOLVED", "SUPERSEDED")
 _MAX_PARAMETERS: Final = 1_000
-"""Of one statement: SQLite and PostgreSQL take about 32,000."""
+"""Of one statement: few enough that PostgreSQL does not take a slow coordinator to be frozen in its
+transaction while the statement is written."""
 _KEEPERS: Final = DIRECTIVES.alias("keepers")
 """Directives seen as those that have the command of others."""
 _KEPT: Final = DIRECTIVES.alias("kept")

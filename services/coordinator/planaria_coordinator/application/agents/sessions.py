@@ -1,8 +1,6 @@
 """Who may open a session: a node's agent, the same one again, or one in the place of the silent."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
@@ -33,17 +31,11 @@ class Sessions:
             PlanariaError: VERSION_MISMATCH, INVALID_ARGUMENT or NODE_NAME_TAKEN.
         """
         _check(hello)
-        with self._at_the_door(hello):
-            return await self._let_in(hello)
-
-    @contextmanager
-    def _at_the_door(self, hello: Hello) -> Iterator[None]:
-        """Many may wait for a slow database: who waits is heard, also when it gives up for now."""
-        self._hear(hello)
         try:
-            yield
+            self._hear(hello)  # many may have to wait for a slow database
+            return await self._let_in(hello)
         finally:
-            self._hear(hello)
+            self._hear(hello)  # also if it gives up meanwhile, and tries again
 
     def _hear(self, hello: Hello) -> None:
         entry = self._state.nodes.get(hello.node_id)

@@ -40,15 +40,15 @@ def links_failed(turn: Turn, signals: Collection[LinkFailed]) -> None:
     Not of an engine that would take the only replica of a layer with it: its agent says whether
     its process has ended.
     """
-    known, engines = turn.run.failed_links, turn.run.engines
+    known = turn.run.failed_links
     fault_times = {
         _noted(turn, each): each.fault_time
         for each in signals
-        if each.engine_id in engines and each.peer_engine_id in engines
         if each.engine_id != each.peer_engine_id
     }
-    turn.note_run(failed_links=_with(known, fault_times))
-    final = [link for link in fault_times if link.is_final]
+    reported = _between_living(turn, fault_times)
+    turn.note_run(failed_links=_with_newest(known, reported))
+    final = [link for link in reported if link.is_final]
     needed = _in_use(turn.run, final, turn.run.placements)
     _believe(turn, needed, fault_times)
     needed = _between_living(turn, needed)
@@ -80,22 +80,19 @@ def _believe(
     accused = {link.peer_engine_id: link for link in links}
     while True:
         ends = _between_living(turn, ends)
-        link = next((accused[e] for e in accused if _is_believed(turn, e, ends)), None)
-        if link is None:
+        ended = (e for e in accused if _looks_ended(turn, e, ends))
+        engine_id = next((e for e in ended if is_spare(turn, node_of(e))), None)
+        if engine_id is None:
             return
-        del accused[link.peer_engine_id]
+        link = accused.pop(engine_id)
         lost = EngineLost(
-            engine_id=link.peer_engine_id,
+            engine_id=engine_id,
             fault_time=fault_times[link],
             reason=link.words,
             process_ended=False,
         )
-        accusing = {node_of(e.engine_id) for e in known if e.peer_engine_id == lost.engine_id}
-        engine_lost(turn, lost, seen_by=accusing - {node_of(lost.engine_id)})
-
-
-def _is_believed(turn: Turn, engine_id: str, ends: Collection[FailedLink]) -> bool:
-    return _looks_ended(turn, engine_id, ends) and is_spare(turn, node_of(engine_id))
+        accusing = {node_of(e.engine_id) for e in known if e.peer_engine_id == engine_id}
+        engine_lost(turn, lost, seen_by=accusing - {node_of(engine_id)})
 
 
 def _between_living(turn: Turn, links: Collection[FailedLink]) -> list[FailedLink]:
@@ -253,7 +250,9 @@ def only_joining(run: JobRun, choice: Choice) -> bool:
     )
 
 
-def _with(links: Collection[FailedLink], newer: Collection[FailedLink]) -> tuple[FailedLink, ...]:
+def _with_newest(
+    links: Collection[FailedLink], newer: Collection[FailedLink]
+) -> tuple[FailedLink, ...]:
     """Add what is newest of each link; one that was given up is not only unreachable again."""
     newest = {link.ends: link for link in links}
     for link in newer:
