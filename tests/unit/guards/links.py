@@ -13,7 +13,11 @@ from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery import broken_links, handover, lost_engines, overdue
 from planaria_worker.engine.recovery import stalled_messages
 from unit.coordinator.engines import test_link_search, test_links
-from unit.coordinator.recovery import test_broken_links
+from unit.coordinator.recovery import (
+    test_broken_links,
+    test_broken_links_in_changes,
+    test_left_out_nodes,
+)
 from unit.engine.recovery import test_stalled_messages
 from unit.guards.guard import guard, swap
 
@@ -77,7 +81,7 @@ def do_nothing_about_failed_links(patch: pytest.MonkeyPatch) -> None:
 
 @guard(
     "what only others saw is no strike",
-    test_broken_links.test_whom_others_saw_end_is_never_refused_for_it,
+    test_left_out_nodes.test_whom_others_saw_end_is_never_refused_for_it,
 )
 def strike_whom_others_saw_end(patch: pytest.MonkeyPatch) -> None:
     def strike(turn: Turn, node_id: str, *_others: object, **_options: object) -> None:
@@ -88,8 +92,8 @@ def strike_whom_others_saw_end(patch: pytest.MonkeyPatch) -> None:
 
 @guard(
     "a node joins again when it is known what ailed it",
-    test_broken_links.test_whose_agent_says_that_it_ended_joins_again_at_once,
-    test_broken_links.test_a_lost_node_may_join_as_soon_as_it_is_back,
+    test_left_out_nodes.test_whose_agent_says_that_it_ended_joins_again_at_once,
+    test_left_out_nodes.test_a_lost_node_may_join_as_soon_as_it_is_back,
 )
 def leave_out_whoever_is_known_to_have_ended(patch: pytest.MonkeyPatch) -> None:
     for lift in (cordons.fault_found, cordons.forget_cordon):
@@ -129,8 +133,8 @@ def leave_out_the_last(patch: pytest.MonkeyPatch) -> None:
 
 @guard(
     "nobody is parked for a plan over a broken link",
-    test_broken_links.test_a_joining_node_that_others_cannot_reach_disturbs_nobody,
-    test_broken_links.test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out,
+    test_broken_links_in_changes.test_a_joining_node_that_others_cannot_reach_disturbs_nobody,
+    test_broken_links_in_changes.test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out,
 )
 def park_everybody_for_a_broken_link(patch: pytest.MonkeyPatch) -> None:
     swap(patch, handover._choose_to_leave_out, lambda turn: None)

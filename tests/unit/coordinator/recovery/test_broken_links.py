@@ -9,9 +9,7 @@ from planaria_coordinator.domain.engines.links import LinkFailure
 from planaria_coordinator.domain.engines.outcome import DirectiveResult, Failure
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import Restarted
-from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.simulation.agent import SimAgent
-from unit.coordinator.simulation.handover_world import switching_join
 from unit.coordinator.simulation.world import World, running_world
 
 ENDED, REFUSED, STALLED = LinkFailure.ENDED, LinkFailure.REFUSED, LinkFailure.STALLED
@@ -44,6 +42,14 @@ def refuse_what_is_held(agent: SimAgent) -> None:
         agent.session.result(
             DirectiveResult(directive_id=directive.id, job_id=directive.job_id, outcome=failure)
         )
+
+
+async def refuse_to_activate(world: World) -> None:
+    """Nobody can; what comes next is held as well."""
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    world.hold("activate")
+    await world.settle()
 
 
 @pytest.mark.parametrize("failure", [ENDED, REFUSED, STALLED])
@@ -129,21 +135,6 @@ async def test_others_have_time_to_say_what_stalls_for_them() -> None:
     assert left_out(world) == ["n3"]
 
 
-async def test_who_was_left_out_for_another_joins_again_when_the_other_is() -> None:
-    """Of a single link nobody knows whose fault it is; with the second one it shows."""
-    world = await running_world(6)
-    say(world, "n1", ["n3"], STALLED)
-    await world.advance(2)
-    assert left_out(world) == ["n1"]
-    say(world, "n2", ["n3"], STALLED)
-    await world.advance(2)
-    assert left_out(world) == ["n1", "n3"]
-    await world.advance(2)
-    await world.train(3)
-    assert world.run.left_out.keys() == {"n3"}
-    assert len(world.members()) == 5
-
-
 async def test_a_process_that_ended_is_believed_of_its_agent() -> None:
     world = await running_world(6)
     dead = world.engine_on("n3").id
@@ -153,108 +144,6 @@ async def test_a_process_that_ended_is_believed_of_its_agent() -> None:
     assert left_out(world) == []
     assert dead not in world.run.engines
     assert (await world.job()).state is JobState.RUNNING
-
-
-async def see_end(world: World, node_id: str) -> None:
-    """All others say that an engine has ended."""
-    for other in others(world, node_id):
-        say(world, other, [node_id])
-    await world.settle()
-
-
-async def test_whom_others_saw_end_is_never_refused_for_it() -> None:
-    """Its agent has not said so: it may have been the network. Guard: it is no strike."""
-    world = await running_world(6)
-    for pause in (0, 30, 60, 120):
-        await see_end(world, "n3")
-        assert world.run.left_out.keys() == ({"n3"} if pause else set())
-        await world.advance(pause + 1)
-        await world.train(3)
-        assert len(world.members()) == 6
-    assert not world.run.refused
-    assert not world.run.failure_times
-
-
-async def test_only_the_engine_that_others_saw_end_is_lost_at_first() -> None:
-    """Another one of its node goes on. The second time all of the node is left out."""
-    world = await running_world(4, 2, resources={"min_nodes_per_pipeline": 1})
-    before = set(world.engines())
-    dead, other = world.agents["n3"].engines
-    world.tell_peer_lost(dead)
-    await world.settle()
-    assert before - world.run.engines.keys() == {dead}
-    await world.advance(1)
-    await world.train(3)
-    assert len(world.members()) == 8
-    (again,) = world.agents["n3"].engines.keys() - {other}
-    world.tell_peer_lost(again)
-    await world.settle()
-    assert before - world.run.engines.keys() == {dead, other}
-    assert left_out(world) == ["n3"]
-
-
-async def test_whose_agent_says_that_it_ended_joins_again_at_once() -> None:
-    """Others saw it first. Guard: `_note_own_end`; and a process that ends again and again."""
-    world = await running_world(6)
-    world.hold("stop", "n3")
-    for times in (1, 2, 3):
-        dead = world.engine_on("n3").id
-        await see_end(world, "n3")
-        assert dead not in world.run.engines
-        world.agents["n3"].lose_engine(dead)
-        await world.settle()
-        assert not world.run.left_out
-        assert len(world.run.failure_times["n3"]) == times
-        assert ("n3" in world.run.refused) is (times == 3)
-        await world.advance(1)
-        await world.train(3)
-        assert len(world.members()) == (5 if times == 3 else 6)
-    assert left_out(world) == []
-
-
-async def test_a_lost_node_may_join_as_soon_as_it_is_back() -> None:
-    """It is known what ailed it: no broken link. Guard: `fault_found`."""
-    world = await running_world(6)
-    await see_end(world, "n3")
-    await world.advance(1)
-    await world.train(3)
-    world.hold("stop", "n3")
-    await see_end(world, "n3")
-    assert world.run.left_out.keys() == {"n3"}
-    await world.kill_node("n3")
-    await world.advance(1)
-    assert not world.run.left_out
-    await world.add_node("n3")
-    await world.train(3)
-    assert len(world.members()) == 6
-
-
-async def test_a_node_that_was_left_out_joins_again_later() -> None:
-    world = await running_world(6)
-    say(world, "n3", others(world, "n3"), STALLED)
-    await world.advance(2)
-    await world.train(2)
-    (condition,) = (await world.job()).conditions
-    assert condition.type == "NODES_LEFT_OUT"
-    assert condition.node_ids == ("n3",)
-    await world.advance(31)
-    assert (await world.job()).conditions == ()
-    await world.train(3)
-    assert "n3" in world.run.nodes
-    assert len(world.members()) == 6
-
-
-async def test_each_time_it_is_left_out_for_longer() -> None:
-    world = await running_world(6)
-    pauses = []
-    for _ in range(3):
-        say(world, "n3", others(world, "n3"), STALLED)
-        await world.advance(2)
-        pauses.append(world.run.cordoned["n3"].pause_seconds)
-        await world.advance(pauses[-1] + 1)
-        await world.train(3)
-        assert len(world.members()) == 6
-    assert pauses == [30, 60, 120]
 
 
 async def test_a_job_that_cannot_do_without_waits_and_says_why() -> None:
@@ -342,112 +231,6 @@ async def test_what_an_engine_said_before_it_ended_keeps_nobody(accused: Iterabl
     assert gone.isdisjoint(world.run.engines)
 
 
-async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None:
-    """Guard: `_choose_to_leave_out`; all would be parked for the change."""
-    world = await running_world(5)
-    generation = world.run.placement.generation if world.run.placement else 0
-    world.hold("stage_plan")
-    await world.add_node("n9", "stage_plan")
-    await world.settle()
-    assert world.phase is Phase.STAGING
-    for node_id in others(world, "n9"):
-        say(world, node_id, ["n9"], STALLED)
-    for agent in world.agents.values():
-        refuse_what_is_held(agent)
-    await world.settle()
-    assert left_out(world) == ["n9"]
-    assert world.run.transition is None
-    assert world.run.placement is not None
-    assert world.run.placement.generation == generation
-    await world.train(2)
-    assert len(world.members()) == 5
-
-
-async def test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out() -> None:
-    """Guard: `_choose_to_leave_out`; parked, the engines would not reach each other either."""
-    world = await running_world(5)
-    world.hold("stage_plan")
-    await world.add_node("n9", "stage_plan")
-    await world.settle()
-    for node_id in others(world, "n3"):
-        say(world, "n3", [node_id], STALLED)
-    for agent in world.agents.values():
-        refuse_what_is_held(agent)
-    await world.settle()
-    assert left_out(world) == ["n3"]
-    assert not any("parked" in event.message for event in world.events)
-    await world.train(2)
-    assert len(world.members()) == 5
-
-
-async def test_nobody_that_trains_makes_way_for_a_node_that_joins() -> None:
-    """Only the new plan needs the link: the present one goes on. Guard: `_choose_to_leave_out`."""
-    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
-    before = set(world.engines())
-    world.hold("stage_plan")
-    await world.add_node("n9", "stage_plan")
-    assert world.phase is Phase.STAGING
-    say(world, "n1", ["n2"], STALLED)
-    await world.train(1)
-    for agent in world.agents.values():
-        refuse_what_is_held(agent)
-    await world.settle()
-    assert left_out(world) == ["n9"]
-    assert world.run.transition is None
-    await world.train(2)
-    assert {engine.id for engine in world.members()} == before
-
-
-async def parked_join() -> World:
-    """All are parked for a plan with n9, since it could not be staged, and are to activate it."""
-    world = await running_world(
-        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
-    )
-    world.hold("stage_plan")
-    await world.add_node("n9", "stage_plan")
-    for agent in world.agents.values():
-        refuse_what_is_held(agent)
-    world.hold("activate")
-    await world.train(2)
-    assert world.phase is Phase.ACTIVATING
-    return world
-
-
-async def refuse_to_activate(world: World) -> None:
-    """Nobody can; what comes next is held as well."""
-    for agent in world.agents.values():
-        refuse_what_is_held(agent)
-    world.hold("activate")
-    await world.settle()
-
-
-async def test_a_joining_node_without_which_the_new_plan_is_none_is_left_out() -> None:
-    """All are parked for it, and the others hold every layer. Guard: `choose_joining`."""
-    world = await parked_join()
-    say(world, "n1", ["n9"], STALLED)
-    await world.settle()
-    await refuse_to_activate(world)
-    assert left_out(world) == ["n9"]
-    assert "job_waiting" not in world.event_types()
-    await world.release()
-    await world.train(2)
-    assert (await world.job()).state is JobState.RUNNING
-
-
-async def test_a_joining_node_whose_engine_is_lost_keeps_nobody_parked() -> None:
-    """There is nothing of it to leave out. Guard: `joining_nodes`."""
-    world = await parked_join()
-    world.agents["n9"].lose_engine(world.engine_on("n9").id)
-    await world.settle()
-    for _ in range(3):
-        await refuse_to_activate(world)
-    await world.release()
-    await world.advance(3)
-    assert (await world.job()).state is JobState.RUNNING
-    assert left_out(world) == []
-    await world.train(2)
-
-
 async def test_a_link_that_no_step_uses_disturbs_nobody() -> None:
     """Neither a pipeline nor a sum goes over it. Guard: `_in_use`."""
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
@@ -516,22 +299,6 @@ async def test_a_switch_that_is_dead_for_seconds_costs_nobody() -> None:
     assert len(world.members()) == 1
 
 
-async def test_a_switch_that_dies_while_a_plan_is_staged_costs_nobody() -> None:
-    """Guard: `is_likely`."""
-    world = await running_world(6)
-    world.hold("stage_plan")
-    await world.add_node("n9", "stage_plan")
-    before = set(world.engines())
-    for node_id in world.agents:
-        say(world, node_id, others(world, node_id), STALLED)
-    for agent in world.agents.values():
-        refuse_what_is_held(agent)
-    await world.advance(3)
-    assert set(world.engines()) == before
-    await world.train(2)
-    assert len(world.members()) == 7
-
-
 async def test_of_two_ends_the_one_is_left_out_of_which_nothing_is_heard() -> None:
     """What it holds may be gone. Guard: `absent_nodes`."""
     world = await running_world(2)
@@ -597,21 +364,3 @@ async def test_failed_links_count_from_the_start_of_another_coordinator() -> Non
     world.coordinator._state.actors[world.job_id].post(Restarted())
     await world.settle()
     assert [link.since_seconds > before for link in world.run.failed_links] == [True]
-
-
-@pytest.mark.parametrize("failure", [ENDED, STALLED])
-async def test_nobody_is_left_out_without_whom_the_next_plan_lacks_a_layer(
-    failure: LinkFailure,
-) -> None:
-    """Until all have switched, either plan may be in force. Guard: every placement counts."""
-    world = await running_world(2, resilience={"fault_tolerance": 0})
-    world.planner.min_size = 2  # one pipeline of three takes the place of two
-    await switching_join(world)
-    before = set(world.engines())
-    await world.commit_unreported()  # all have switched, and nobody knows
-    assert world.phase is Phase.SWITCHING
-    say(world, "n0", ["n1"], failure)
-    await world.advance(3)
-    assert set(world.engines()) == before
-    assert (await world.job()).state is JobState.RUNNING
-    await world.train(2)
